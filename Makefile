@@ -1,0 +1,57 @@
+# One command a job; each target installs what it lacks. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+SEEDS  ?= 500
+export PYTHONDONTWRITEBYTECODE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check format bench clean
+
+help:           ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ingle needs Python 3.11 or newer; say: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.engine: $(BIN)/python pyproject.toml constraints.txt
+	@echo "setting up $(VENV) …" >&2
+	@$(PIP) install --quiet -c constraints.txt -e '.[engine]' openai
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.engine
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.model: $(VENV)/.engine
+	@$(BIN)/ingle model pull smollm2-135m-instruct >&2
+	@touch $@
+
+setup: $(VENV)/.engine $(VENV)/.model  ## .venv with ingle in it, the demo model in the cache
+
+demo: setup     ## the main job end to end: create, chat over HTTPS, sleep, wake, stop
+	@$(BIN)/python -m tests.e2e.demo
+
+up: setup       ## the platform, kept running; prints URL, key and dashboard
+	@$(BIN)/ingle up --demo
+
+test: setup $(VENV)/.dev  ## every test that pip alone can serve
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## formatting, lint, types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: setup $(VENV)/.dev  ## the benchmarks, beside the peers that are installed
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+clean:          ## remove the virtual environment and caches of this checkout
+	rm -rf $(VENV) .ingle .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

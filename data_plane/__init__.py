@@ -1,0 +1,1 @@
+"""The half of ingle that runs models. It never touches a database."""
