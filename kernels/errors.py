@@ -1,0 +1,28 @@
+"""What can go wrong here.
+
+KernelError
+├── InvalidInput          a tensor's shape, dtype or layout is not what the operation takes (also a ValueError)
+├── UnknownBackend        a backend was asked for by a name that does not exist
+├── BackendUnavailable    a known backend cannot run on this machine or device
+└── CompileError          a kernel does not compile for a target, or asks for more than the target has
+"""
+
+
+class KernelError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class InvalidInput(KernelError, ValueError):
+    """A tensor's shape, dtype or layout is not what the operation takes; the message names the argument."""
+
+
+class UnknownBackend(KernelError):
+    """A backend was asked for by a name that does not exist."""
+
+
+class BackendUnavailable(KernelError):
+    """A known backend cannot run on this machine or device."""
+
+
+class CompileError(KernelError):
+    """A kernel does not compile for a target, or asks for more than the target has."""
