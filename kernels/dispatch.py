@@ -48,30 +48,5 @@ def _reference(device_type: str) -> Ops:
     return OPS
 
 
-_BACKENDS:
-        raise UnknownBackend(f"{OVERRIDE} is {name!r}; it must be one of: {', '.join(sorted(_BACKENDS))}")
-    ops = _BACKENDS[name](device_type)
-    log.info("kernels_selected", extra={"backend": ops.name, "device": device_type, "forced": bool(override)})
-    return ops
-
-
-def _reference(device_type: str) -> Ops:
-    from kernels.reference import OPS
-
-    return OPS
-
-
-def _triton(device_type: str) -> Ops:
-    try:
-        import triton
-    except ImportError as error:
-        raise BackendUnavailable("the triton backend needs the package triton, which is not installed") from error
-    if device_type != "cuda" and not triton.knobs.runtime.interpret:
-        raise BackendUnavailable(f"the triton backend serves cuda and hip devices, not {device_type}")
-    from kernels.triton import OPS
-
-    return OPS
-
-
 _BACKENDS: dict[str, Callable[[str], Ops]] = {"reference": _reference}
 _DEFAULTS = {"cpu": "reference"}
