@@ -1,0 +1,83 @@
+"""What a model file must offer, whichever format it is in.
+
+Weights go by one set of names: `embed.weight`, `norm.weight`, `head.weight`, and for each layer i
+`layers.{i}.{attn_norm,mlp_norm,q,k,v,o,gate,up,down,q_norm,k_norm}.{weight,bias}`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from data_plane.errors import ModelNotFound, ModelUnreadable
+from data_plane.models.spec import ModelSpec
+
+GROUP = 32
+
+
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A matrix in groups of 32 along its input: w = scale · value + offset.
+
+    values: uint8 [out, in], below 2**bits; scale, offset: float32 [out, in / 32]; bits: 4 or 8.
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor
+    bits: int
+
+    def rows(self, order: torch.Tensor) -> GroupedWeight:
+        return GroupedWeight(self.values[order], self.scale[order], self.offset[order], self.bits)
+
+    def dense(self) -> torch.Tensor:
+        """float32 [out, in]."""
+        out, width = self.values.shape
+        grouped = self.values.view(out, width // GROUP, GROUP).float()
+        return (grouped * self.scale[:, :, None] + self.offset[:, :, None]).view(out, width)
+
+
+class Checkpoint(Protocol):
+    """An open model. Tensors are read when asked for, so that a replica never holds two copies."""
+
+    spec: ModelSpec
+
+    def has(self, name: str) -> bool: ...
+
+    def dense(self, name: str) -> torch.Tensor:
+        """The tensor in its stored float type, or float32 where it was quantized."""
+        ...
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        """The matrix as stored, where the file's own quantization maps onto groups of 32 without loss; else None."""
+        ...
+
+
+def group_to_8_bits(weight: torch.Tensor) -> GroupedWeight:
+    """Quantize [out, in] symmetrically to 8 bits in groups of 32 (as GGML's Q8_0 does); `in` divides by 32."""
+    out, width = weight.shape
+    grouped = weight.float().view(out, width // GROUP, GROUP)
+    scale = grouped.abs().amax(dim=2) / 127
+    values = (grouped / scale.clamp_min(1e-30)[:, :, None]).round().clamp_(-127, 127) + 128
+    return GroupedWeight(values.to(torch.uint8).view(out, width), scale, scale * -128, 8)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a .gguf file or a folder with config.json and safetensors.
+
+    Raises ModelNotFound, ModelUnreadable or UnsupportedModel, each naming what to do.
+    """
+    if not path.exists():
+        raise ModelNotFound(f"no model at {path}; check the path, or see `ingle model list`")
+    if path.is_dir():
+        from data_plane.loading.hf import HFCheckpoint
+
+        return HFCheckpoint(path)
+    if path.suffix != ".gguf":
+        raise ModelUnreadable(f"{path} is neither a .gguf file nor a folder with config.json and safetensors")
+    from data_plane.loading.gguf_checkpoint import GGUFCheckpoint
+
+    return GGUFCheckpoint(path)

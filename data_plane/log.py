@@ -1,0 +1,22 @@
+"""Structured logs: one JSON object a line on stderr. Prompts, replies and secrets are never passed in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Literal
+
+Level = Literal["debug", "info", "warning", "error"]
+_ORDER: dict[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_threshold = _ORDER.get(os.environ.get("INGLE_LOG_LEVEL", "info").lower(), 20)
+
+
+def event(name: str, *, level: Level = "info", **fields: object) -> None:
+    """Write one event. Fields must be JSON-able and free of tenant text."""
+    if _ORDER[level] < _threshold:
+        return
+    record = {"ts": round(time.time(), 3), "level": level, "event": name, "pid": os.getpid(), **fields}
+    sys.stderr.write(json.dumps(record, default=str) + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""Model families: what a family needs to know (`spec`), and the forward pass of each."""

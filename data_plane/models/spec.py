@@ -1,0 +1,92 @@
+"""The shape of a decoder-only model, whatever file it came from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_plane.errors import ModelUnreadable, UnsupportedModel
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding: `rotary_dim` leading dimensions turn, by `theta`, stretched as `kind` says.
+
+    kind is one of none, linear, llama3, yarn. `frequency_divisors` (GGUF's rope_freqs) divides each frequency.
+    """
+
+    theta: float = 10000.0
+    rotary_dim: int = 64
+    kind: str = "none"
+    factor: float = 1.0
+    original_max_len: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    frequency_divisors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("none", "linear", "llama3", "yarn"):
+            raise UnsupportedModel(
+                f"RoPE scaling {self.kind!r} is not supported; none, linear, llama3 and yarn are: choose another model"
+            )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Sizes and switches of a Llama-family decoder.
+
+    `windows` holds a sliding-window length for each layer, 0 where attention sees everything.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    norm_eps: float
+    max_model_len: int
+    rope: RopeSpec
+    tied_head: bool
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int, ...] = field(default=())
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+                     "vocab_size", "max_model_len"):  # fmt: skip
+            value = getattr(self, name)
+            if not 0 < value <= 1 << 28:
+                raise ModelUnreadable(f"the model's {name} is {value}, which no model has; fetch it again")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelUnreadable(f"{self.num_heads} query heads do not share {self.num_kv_heads} key heads evenly")
+        if not (self.norm_eps >= 0 and math.isfinite(self.rope.theta) and self.rope.theta > 0):
+            raise ModelUnreadable("the model's norm epsilon or RoPE base is not a positive number; fetch it again")
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ModelUnreadable(f"{len(self.windows)} attention windows for {self.num_layers} layers")
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+
+
+def require(settings: dict[str, Any], key: str, where: str) -> Any:
+    """settings[key], or ModelUnreadable naming the key."""
+    value = settings.get(key)
+    if value is None:
+        raise ModelUnreadable(f"{where} lacks {key}; fetch the model again")
+    return value
