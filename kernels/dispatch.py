@@ -1,6 +1,6 @@
 """Which backend serves which device: the one place that decides, logged once a device type.
 
-The environment variable INGLE_KERNELS=reference overrides the choice.
+The environment variable INGLE_KERNELS=reference|triton overrides the choice.
 """
 
 from __future__ import annotations
@@ -48,5 +48,17 @@ def _reference(device_type: str) -> Ops:
     return OPS
 
 
-_BACKENDS: dict[str, Callable[[str], Ops]] = {"reference": _reference}
-_DEFAULTS = {"cpu": "reference"}
+def _triton(device_type: str) -> Ops:
+    try:
+        import triton
+    except ImportError as error:
+        raise BackendUnavailable("the triton backend needs the package triton, which is not installed") from error
+    if device_type != "cuda" and not triton.knobs.runtime.interpret:
+        raise BackendUnavailable(f"the triton backend serves cuda and hip devices, not {device_type}")
+    from kernels.triton import OPS
+
+    return OPS
+
+
+_BACKENDS: dict[str, Callable[[str], Ops]] = {"reference": _reference, "triton": _triton}
+_DEFAULTS = {"cpu": "reference", "cuda": "triton"}  # torch names HIP devices "cuda" too
