@@ -29,7 +29,7 @@ _MOST_ENTRIES = 1 << 20
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies: `shape` outermost first, `kind` a GGML type number, `offset` in bytes from the file's start."""
+    """Where a tensor lies: `shape` outermost first, `kind` a GGML type, `offset` in bytes from the file's start."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,0 +1,1 @@
+"""OpenAI's routes over HTTP, and the replica's own: health, metrics, drain."""

@@ -1,0 +1,144 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from aiohttp import web
+
+from data_plane.api.context import REPLICA, Replica, Reply, respond
+from data_plane.api.fields import Fields
+from data_plane.api.pipeline import Delta, Prompt
+from data_plane.api.sampling import MOST_CHOICES, check_token, read_generation
+from data_plane.engine.messages import TokenLogprob
+from data_plane.errors import RequestError
+from data_plane.text.tokenizer import TextTokenizer
+
+_DEFAULT_MAX_TOKENS = 16
+_MOST_PROMPTS = 256
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    replica = request.app[REPLICA]
+    fields = Fields.parse(await request.read())
+    model = fields.string("model")
+    replica.check_model(model, request.headers)
+    fields.refuse("suffix", ("",), "suffix (insertion) is not supported by this model")
+    logprobs = fields.optional_integer("logprobs", 0, 5)
+    echo = fields.boolean("echo")
+    if echo and logprobs is not None:
+        raise RequestError("echo together with logprobs is not supported yet", param="echo")
+    generation = read_generation(
+        fields,
+        replica.limits,
+        logprobs=-1 if logprobs is None else logprobs,
+        default_max_tokens=min(_DEFAULT_MAX_TOKENS, replica.ready.max_model_len),
+    )
+    best_of = fields.integer("best_of", generation.choices, 1, MOST_CHOICES)
+    if best_of != generation.choices:
+        raise RequestError("best_of other than n is not supported", param="best_of")
+    prompts = await _read_prompts(fields, replica)
+    if len(prompts) * generation.choices > MOST_CHOICES:
+        raise RequestError(f"prompts times n must be at most {MOST_CHOICES}", param="n")
+    for place, prompt in enumerate(prompts):
+        prompt.first_index = place * generation.choices
+    reply = CompletionReply(model, replica.tokenizer, prompts, generation.choices, echo, logprobs is not None)
+    return await respond(request, replica, reply, prompts, generation)
+
+
+async def _read_prompts(fields: Fields, replica: Replica) -> list[Prompt]:
+    """A string, an array of strings, an array of token ids, or an array of such arrays."""
+    value = fields.raw("prompt")
+    if isinstance(value, str) or (isinstance(value, list) and value and not isinstance(value[0], str | list)):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise RequestError("prompt must be a string or an array of strings or token ids", param="prompt")
+    if len(value) > _MOST_PROMPTS:
+        raise RequestError(f"prompt must hold at most {_MOST_PROMPTS} prompts", param="prompt")
+    prompts = []
+    for item in value:
+        if isinstance(item, str):
+            replica.check_characters(item, "prompt")
+            tokens = [*replica.tokenizer.bos_ids, *await replica.off_loop(len(item), lambda item=item: (  # type: ignore[misc]
+                replica.tokenizer.encode(item)))]  # fmt: skip
+        elif isinstance(item, list):
+            tokens = [check_token(token, replica.limits, "prompt") for token in item]
+        else:
+            raise RequestError("prompt must be a string or an array of strings or token ids", param="prompt")
+        if not tokens:
+            eos = replica.ready.eos_token_ids
+            tokens = list(replica.tokenizer.bos_ids) or eos[:1]
+        replica.check_length(len(tokens), "prompt")
+        prompts.append(Prompt(tokens))
+    return prompts
+
+
+class CompletionReply(Reply):
+    """Completions' wire shapes. Logprobs are parallel arrays, with offsets into the text."""
+
+    operation = "text_completion"
+
+    def __init__(
+        self, model: str, tokenizer: TextTokenizer, prompts: list[Prompt], choices: int, echo: bool, logprobs: bool
+    ) -> None:
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._total = len(prompts) * choices
+        self._echoes = [self._text(prompt.tokens) if echo else "" for prompt in prompts for _ in range(choices)]
+        self._written = [len(echoed) for echoed in self._echoes]
+
+    def _text(self, tokens: list[int]) -> str:
+        return b"".join(self._tokenizer.bytes_of(token) for token in tokens).decode("utf-8", "replace")
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [self._chunk(index, text, None, None) for index, text in enumerate(self._echoes) if text]
+
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        entries = self._arrays(delta.index, delta.logprobs) if self._logprobs and delta.logprobs else None
+        if not delta.text and delta.finish is None and entries is None:
+            return None
+        return self._chunk(delta.index, delta.text, delta.finish, entries)
+
+    def _chunk(self, index: int, text: str, finish: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return {**self._head, "choices": [choice]}
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "choices": [], "usage": usage}
+
+    def body(self, deltas: list[Delta]) -> dict[str, Any]:
+        choices = []
+        for index in range(self._total):
+            own = [delta for delta in deltas if delta.index == index]
+            items = [item for delta in own for item in delta.logprobs]
+            choices.append(
+                {
+                    "index": index,
+                    "text": self._echoes[index] + "".join(delta.text for delta in own),
+                    "logprobs": self._arrays(index, items) if self._logprobs else None,
+                    "finish_reason": own[-1].finish,
+                }
+            )
+        return {**self._head, "choices": choices}
+
+    def _arrays(self, index: int, items: list[TokenLogprob]) -> dict[str, Any]:
+        tokens, offsets = [], []
+        for item in items:
+            text = self._text([item.token])
+            tokens.append(text)
+            offsets.append(self._written[index])
+            self._written[index] += len(text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [item.logprob for item in items],
+            "top_logprobs": [{self._text([token]): logprob for token, logprob in item.top} for item in items],
+            "text_offset": offsets,
+        }

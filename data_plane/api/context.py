@@ -1,0 +1,218 @@
+"""What the handlers share, and the course that every generating request takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from data_plane.api.pipeline import Delta, Prompt, generate
+from data_plane.api.sampling import Generation, ModelLimits
+from data_plane.config import ServeConfig
+from data_plane.engine.client import EngineClient
+from data_plane.engine.messages import Ready
+from data_plane.errors import RequestError
+from data_plane.observe import RequestTimes, Telemetry
+from data_plane.text.chat_template import ChatTemplate
+from data_plane.text.tokenizer import TextTokenizer
+
+T = TypeVar("T")
+_SHORT_TEXT = 2000
+
+
+@dataclass
+class Replica:
+    """Everything a request needs. `draining` refuses new work; `open` counts what is under way."""
+
+    config: ServeConfig
+    engine: EngineClient
+    ready: Ready
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    telemetry: Telemetry
+    token: str | None
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    open: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenizer"))
+
+    @property
+    def limits(self) -> ModelLimits:
+        return ModelLimits(self.ready.max_model_len, self.ready.vocab_size)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Do text work beside the event loop when it is long enough to be felt there."""
+        if size <= _SHORT_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+    def check_length(self, tokens: int, param: str) -> None:
+        if tokens >= self.ready.max_model_len:
+            raise RequestError(
+                f"this model's context is {self.ready.max_model_len} tokens; the prompt has {tokens}, which leaves no "
+                "room for a reply",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def check_characters(self, text: str, param: str) -> None:
+        """Refuse text that cannot fit whatever its tokens are, before time is spent on tokenizing it."""
+        least = len(text) // self.tokenizer.longest_token
+        if least > self.ready.max_model_len:
+            raise RequestError(
+                f"this model's context is {self.ready.max_model_len} tokens; the prompt has at least {least}",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def check_model(self, requested: str, headers: Any) -> None:
+        if headers.get("x-ingle-model") != "override" and requested != self.name:
+            raise RequestError(
+                f"the model {requested!r} does not exist here; this replica serves {self.name!r}",
+                param="model", code="model_not_found", status=404,
+            )  # fmt: skip
+
+
+class Reply:
+    """How one route writes: a plain body from all deltas, or chunks from each."""
+
+    operation = "chat"
+
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def body(self, deltas: list[Delta]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+async def respond(
+    request: web.Request, replica: Replica, reply: Reply, prompts: list[Prompt], generation: Generation
+) -> web.StreamResponse:
+    """Generate and write the reply, streamed or plain; account for it however it ends."""
+    received = request["received_at"]
+    span = replica.telemetry.start_span(reply.operation, replica.name, request.headers)
+    error = ""
+    deltas = generate(
+        replica.engine, replica.tokenizer, prompts, generation,
+        max_model_len=replica.ready.max_model_len,
+        salt=request.headers.get("x-ingle-cache-salt", "").encode(),
+        clock=asyncio.get_running_loop(),
+    )  # fmt: skip
+    try:
+        if generation.stream:
+            return await _stream(request, reply, deltas, prompts, generation)
+        collected = [delta async for delta in deltas]
+        usage = total_usage(prompts)
+        headers = {"x-ingle-usage": _dump(_meter(usage))} if request.headers.get("x-ingle-usage") else {}
+        return web.json_response({**reply.body(collected), "usage": usage}, headers=headers, dumps=_dump)
+    except RequestError as failure:
+        error = failure.code or "invalid_request"
+        raise
+    except (asyncio.CancelledError, ConnectionError):
+        error = "cancelled"
+        raise
+    except Exception:
+        error = "internal_error"
+        raise
+    finally:
+        await deltas.aclose()
+        now = time.monotonic()
+        firsts = [prompt.usage for prompt in prompts if prompt.usage.first_token_at]
+        times = RequestTimes(
+            received,
+            min((usage.scheduled_at for usage in firsts), default=0.0),
+            min((usage.first_token_at for usage in firsts), default=0.0),
+            now,
+        )
+        counted = total_usage(prompts)
+        replica.telemetry.finish(
+            span, reply.operation, times, counted["prompt_tokens"], counted["completion_tokens"], error
+        )
+
+
+def total_usage(prompts: list[Prompt]) -> dict[str, Any]:
+    bodies = [prompt.usage for prompt in prompts]
+    prompt_tokens = sum(usage.prompt_tokens for usage in bodies)
+    completion_tokens = sum(usage.completion_tokens for usage in bodies)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in bodies)},
+    }
+
+
+def _meter(usage: dict[str, Any]) -> dict[str, Any]:
+    """What the gateway's meter reads."""
+    return {
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+    }
+
+
+async def _stream(
+    request: web.Request, reply: Reply, deltas: AsyncIterator[Delta], prompts: list[Prompt], generation: Generation
+) -> web.StreamResponse:
+    """Server-sent events. The headers leave with the first delta, so that an early failure is a plain error."""
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
+                 "x-request-id": request["id"]}
+    )  # fmt: skip
+
+    def event(body: dict[str, Any]) -> bytes:
+        if generation.include_usage and "usage" not in body:
+            body["usage"] = None
+        return b"data: " + _dump(body).encode() + b"\n\n"
+
+    started = False
+    try:
+        async for delta in deltas:
+            data = b""
+            if not started:
+                await response.prepare(request)
+                started = True
+                data = b"".join(event(body) for body in reply.opening())
+            chunk = reply.chunk(delta)
+            if chunk is not None:
+                data += event(chunk)
+            if data:
+                await response.write(data)
+    except RequestError as failure:
+        if not started:
+            raise
+        await response.write(event(dict(failure.body())))
+        await response.write_eof()
+        return response
+    usage = total_usage(prompts)
+    tail = event(reply.usage_chunk(usage)) if generation.include_usage else b""
+    if request.headers.get("x-ingle-usage"):
+        tail += b": usage " + _dump(_meter(usage)).encode() + b"\n\n"
+    await response.write(tail + b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _dump(body: Any) -> str:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REPLICA = web.AppKey("replica", Replica)

@@ -1,0 +1,154 @@
+"""The engine's loop: receive, schedule, run, sample, finish, send.
+
+A step that fails is not fatal: its sequences are run again one at a time, and only one that fails alone is ended.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from data_plane import log
+from data_plane.engine.ipc import EngineSocket
+from data_plane.engine.kv_cache import BlockPool
+from data_plane.engine.loader import Loaded
+from data_plane.engine.messages import (
+    Abort,
+    Add,
+    Counters,
+    FinishReason,
+    FromEngine,
+    Output,
+    Progress,
+    Stop,
+    ToEngine,
+    TokenLogprob,
+)
+from data_plane.engine.request import Sequence
+from data_plane.engine.scheduler import Scheduled, Scheduler
+
+IDLE_TICK_S = 0.5
+_MOST_FAILURES = 20
+
+
+class EngineCore:
+    """State of the loop. `step` is one turn; `run` is the loop."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.pool = BlockPool(loaded.num_blocks)
+        self.scheduler = Scheduler(self.pool, loaded.limits)
+        self.counters = Counters()
+        self._runner = loaded.runner
+        self._eos = frozenset(loaded.spec.eos_token_ids)
+        self._max_len = loaded.max_model_len
+        self._failures_in_a_row = 0
+
+    def run(self, socket: EngineSocket) -> None:
+        """Serve until told to stop or the other side is gone."""
+        while True:
+            busy = self.scheduler.has_work
+            messages = socket.receive(timeout_s=0.0 if busy else IDLE_TICK_S)
+            if messages is None or not self.handle(messages):
+                return
+            replies: list[FromEngine] = list(self.step()) if self.scheduler.has_work else [self._progress(0.0, [])]
+            if not socket.send(replies):
+                return
+
+    def handle(self, messages: list[ToEngine]) -> bool:
+        """Take in what arrived. False to stop."""
+        for message in messages:
+            if isinstance(message, Add):
+                self.scheduler.add(
+                    Sequence(message.id, list(message.prompt), len(message.prompt), message.params, message.salt)
+                )
+            elif isinstance(message, Abort):
+                for id in message.ids:
+                    seq = self.scheduler.get(id)
+                    if seq is not None:
+                        self.scheduler.finish(seq)
+            elif isinstance(message, Stop):
+                return False
+        return True
+
+    @torch.inference_mode()
+    def step(self) -> list[FromEngine]:
+        """One step; its outputs, then a Progress."""
+        started = time.monotonic()
+        plan = self.scheduler.schedule()
+        if not plan:
+            return [self._progress(0.0, plan)]
+        moved = self._runner.bytes_moved(plan)
+        try:
+            sampled = self._runner.run(plan)
+        except Exception as error:
+            return [*self._failed(plan, error), self._progress(time.monotonic() - started, plan)]
+        self._failures_in_a_row = 0
+        self.counters.steps += 1
+        outputs: list[FromEngine] = []
+        for item in plan:
+            if item.seq.scheduled_at == 0.0:
+                item.seq.scheduled_at = started
+            if item.seq.num_computed < item.seq.prompt_len and not item.seq.reported:
+                self.counters.prompt_tokens += min(item.count, item.seq.prompt_len - item.seq.num_computed)
+            self.scheduler.computed(item)
+            if item.seq.id in sampled:
+                outputs.append(self._append(item.seq, *sampled[item.seq.id]))
+        self.counters.generated_tokens += len(outputs)
+        return [*outputs, self._progress(time.monotonic() - started, plan, moved)]
+
+    def _append(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
+        seq.tokens.append(token)
+        finish = self._finish_reason(seq, token)
+        first = not seq.reported
+        seq.reported = True
+        if finish is not None:
+            self.scheduler.finish(seq)
+        return Output(
+            seq.id,
+            [token],
+            finish,
+            [logprob] if logprob is not None else None,
+            seq.cached_tokens if first else 0,
+            seq.scheduled_at if first else 0.0,
+        )
+
+    def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        params = seq.params
+        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+            return "stop"
+        if seq.num_generated >= params.max_tokens or seq.num_tokens >= self._max_len:
+            return "length"
+        return None
+
+    def _failed(self, plan: list[Scheduled], error: Exception) -> list[FromEngine]:
+        """The step raised. Nothing of it was recorded, so its sequences can simply run again, apart."""
+        self.counters.step_errors += 1
+        self._failures_in_a_row += 1
+        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        self.counters.out_of_memory += memory
+        log.event("step_failed", level="error", kind=type(error).__name__, sequences=len(plan), out_of_memory=memory)
+        if self._failures_in_a_row > _MOST_FAILURES:
+            raise error
+        if len(plan) > 1:
+            self.scheduler.isolate([item.seq.id for item in plan])
+            return []
+        seq = plan[0].seq
+        self.scheduler.finish(seq)
+        return [Output(seq.id, [], "error", error="out of memory" if memory else "the engine failed on this request")]
+
+    def _progress(self, seconds: float, plan: list[Scheduled], moved: int = 0) -> Progress:
+        counters = self.counters
+        counters.preemptions = self.scheduler.preemptions
+        counters.cached_tokens = self.scheduler.cached_tokens
+        counters.prefix_queries = self.scheduler.prefix_queries
+        return Progress(
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.num_waiting,
+            blocks_used=self.pool.num_used,
+            blocks_cached=self.pool.num_cached,
+            step_s=seconds,
+            batch_tokens=sum(item.count for item in plan),
+            bytes_moved=moved,
+            counters=counters,
+        )

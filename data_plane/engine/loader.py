@@ -1,0 +1,142 @@
+"""From an EngineConfig to a model on a device with a KV cache of a size that fits."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from data_plane.config import EngineConfig
+from data_plane.engine.runner import Runner
+from data_plane.engine.scheduler import SchedulerLimits
+from data_plane.errors import InvalidArgument, NotEnoughMemory
+from data_plane.loading.checkpoint import open_checkpoint
+from data_plane.loading.sources import resolve
+from data_plane.models.registry import Model, build
+from data_plane.models.spec import ModelSpec
+from kernels import select
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_KV_TOKENS = 65_536
+_CPU_MEMORY_SHARE = 0.25
+_GPU_MEMORY_SHARE = 0.9
+
+
+@dataclass
+class Loaded:
+    """What the step loop runs on. `phases`: seconds by name."""
+
+    runner: Runner
+    limits: SchedulerLimits
+    spec: ModelSpec
+    device: torch.device
+    precision: str
+    kernels: str
+    max_model_len: int
+    num_blocks: int
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def load(config: EngineConfig) -> Loaded:
+    """Load the model. Raises a StartError that says what to do."""
+    started = time.monotonic()
+    device = _device(config)
+    if device.type == "cpu":
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    ops = select(device)
+    checkpoint = open_checkpoint(resolve(config.model))
+    spec = checkpoint.spec
+    max_model_len = _context(config, spec)
+    precision = _precision(config, device)
+    opened = time.monotonic()
+    try:
+        model = build(checkpoint, ops, _DTYPES[precision], device, max_model_len)
+        num_blocks = _num_blocks(config, model, device, max_model_len)
+        max_model_len = min(max_model_len, num_blocks * config.block_size)
+        runner = Runner(
+            model,
+            device,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_len=max_model_len,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise NotEnoughMemory(
+            f"{config.model} does not fit on {device}: lower --kv-cache-tokens or --max-model-len, or change device"
+        ) from error
+    budget = config.max_batched_tokens or (1024 if device.type == "cpu" else 8192)
+    limits = SchedulerLimits(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=budget,
+        prefill_chunk=min(budget, 256 if device.type == "cpu" else 2048),
+        prefix_cache=config.prefix_cache,
+    )
+    phases = {"open": opened - started, "load": time.monotonic() - opened}
+    return Loaded(runner, limits, spec, device, precision, ops.name, max_model_len, num_blocks, phases)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    available = torch.cuda.is_available() if config.device != "cpu" else False
+    if config.device == "cuda" and not available:
+        raise InvalidArgument("--device cuda, but torch sees no GPU here; use --device cpu or install its driver")
+    return torch.device("cuda" if available else "cpu")
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    if config.max_model_len > spec.max_model_len:
+        raise InvalidArgument(
+            f"--max-model-len {config.max_model_len} exceeds the {spec.max_model_len} tokens the model was made for"
+        )
+    return config.max_model_len or spec.max_model_len
+
+
+def _precision(config: EngineConfig, device: torch.device) -> str:
+    if config.precision == "auto":
+        return "bfloat16" if device.type == "cuda" or _cpu_has_bfloat16() else "float32"
+    return config.precision
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _num_blocks(config: EngineConfig, model: Model, device: torch.device, max_model_len: int) -> int:
+    per_token = model.spec.kv_bytes_per_token(torch.empty(0, dtype=model.kv_dtype).element_size())
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        room = int(free - (1 - _GPU_MEMORY_SHARE) * total) // per_token
+        tokens = config.kv_cache_tokens or room
+    else:
+        room = int(_available_memory() * _CPU_MEMORY_SHARE) // per_token
+        tokens = config.kv_cache_tokens or min(max(_CPU_KV_TOKENS, max_model_len), room)
+    if config.kv_cache_tokens and tokens > max(room, 1) and device.type == "cuda":
+        raise NotEnoughMemory(f"--kv-cache-tokens {tokens} does not fit: there is room for {room} on {device}")
+    blocks = tokens // config.block_size
+    if blocks < 2:
+        raise NotEnoughMemory(f"no room for a KV cache on {device}: {max(room, 0)} tokens fit beside the weights")
+    return blocks
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping, within the control group's limit."""
+    available = 1 << 62
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    available = int(line.split()[1]) * 1024
+        with open("/sys/fs/cgroup/memory.max", encoding="utf-8") as file:
+            limit = file.read().strip()
+            available = min(available, int(limit)) if limit.isdigit() else available
+    except OSError:
+        pass
+    return available

@@ -1,0 +1,90 @@
+"""Turns a step's plan into tensors, runs the model on them, and samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from data_plane.engine.messages import TokenLogprob
+from data_plane.engine.sampler import sample
+from data_plane.engine.scheduler import Scheduled
+from data_plane.models.batch import Batch
+from data_plane.models.registry import Model
+
+
+class Runner:
+    """Owns the KV cache and the host copies of block tables.
+
+    kv: [layers, 2, blocks, Hk, block, D]. Memory that was never written is never read.
+    """
+
+    def __init__(
+        self, model: Model, device: torch.device, *, num_blocks: int, block_size: int, max_num_seqs: int, max_len: int
+    ) -> None:
+        spec = model.spec
+        self._model = model
+        self._device = device
+        self._block_size = block_size
+        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        self.kv = torch.empty(shape, dtype=model.kv_dtype, device=device)
+        self._tables = np.zeros((max_num_seqs, -(-max_len // block_size)), np.int32)
+        self._filled = [0] * max_num_seqs
+        self._weight_bytes = model.weight_bytes()
+        self._token_bytes = spec.kv_bytes_per_token(self.kv.element_size())
+
+    def run(self, plan: list[Scheduled]) -> dict[str, tuple[int, TokenLogprob | None]]:
+        """One forward pass. Returns the sampled token of each sequence whose last token ran, by id."""
+        sampling = [item.seq for item in plan if item.samples]
+        logits = self._model(self._batch(plan), self.kv)
+        if not sampling:
+            return {}
+        tokens, logprobs = sample(logits, sampling)
+        return {seq.id: pair for seq, *pair in zip(sampling, tokens, logprobs, strict=True)}  # type: ignore[misc]
+
+    def bytes_moved(self, plan: list[Scheduled]) -> int:
+        """The least a step must read and write: the weights once, and each sequence's keys and values once."""
+        return self._weight_bytes + self._token_bytes * sum(item.seq.num_computed + item.count for item in plan)
+
+    def _batch(self, plan: list[Scheduled]) -> Batch:
+        size = self._block_size
+        counts = np.fromiter((item.count for item in plan), np.int64, len(plan))
+        starts = np.fromiter((item.seq.num_computed for item in plan), np.int64, len(plan))
+        ends = np.cumsum(counts)
+        total = int(ends[-1])
+        tokens = np.empty(total, np.int64)
+        at = 0
+        for item in plan:
+            seq = item.seq
+            tokens[at : at + item.count] = seq.tokens[seq.num_computed : seq.num_computed + item.count]
+            at += item.count
+            self._fill_table(seq.row, seq.blocks, seq.num_computed == 0 or self._filled[seq.row] > len(seq.blocks))
+        owner = np.repeat(np.arange(len(plan)), counts)
+        positions = np.arange(total) - np.repeat(ends - counts - starts, counts)
+        rows = np.fromiter((item.seq.row for item in plan), np.int64, len(plan))
+        seq_lens = starts + counts
+        tables = self._tables[rows, : -(-int(seq_lens.max()) // size)]
+        slots = tables[owner, positions // size].astype(np.int64) * size + positions % size
+        sampled = np.fromiter((item.samples for item in plan), bool, len(plan))
+        cu_seqlens = np.zeros(len(plan) + 1, np.int32)
+        cu_seqlens[1:] = ends
+        return Batch(
+            tokens=self._put(tokens),
+            positions=self._put(positions),
+            slot_mapping=self._put(slots),
+            block_tables=self._put(tables),
+            cu_seqlens_q=self._put(cu_seqlens),
+            seq_lens=self._put(seq_lens.astype(np.int32)),
+            max_query_len=int(counts.max()),
+            logit_rows=self._put(ends[sampled] - 1),
+        )
+
+    def _fill_table(self, row: int, blocks: list[int], anew: bool) -> None:
+        known = 0 if anew else self._filled[row]
+        if known < len(blocks):
+            self._tables[row, known : len(blocks)] = blocks[known:]
+        self._filled[row] = len(blocks)
+
+    def _put(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)

@@ -1,0 +1,67 @@
+"""The table of cosines and sines that rotary embedding reads, with the known ways to stretch it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from data_plane.models.spec import RopeSpec
+
+
+def cos_sin_table(rope: RopeSpec, positions: int, device: torch.device) -> torch.Tensor:
+    """float32 [positions, rotary_dim]: cosines, then sines."""
+    frequencies, amplitude = inverse_frequencies(rope)
+    angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies[None, :]
+    table = torch.cat([angles.cos(), angles.sin()], dim=1) * amplitude
+    return table.to(torch.float32).to(device)
+
+
+def inverse_frequencies(rope: RopeSpec) -> tuple[torch.Tensor, float]:
+    """float64 [rotary_dim / 2] radians a position, and the factor on cosines and sines (YaRN's attention factor)."""
+    half = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim
+    frequencies = rope.theta**-half
+    if rope.frequency_divisors:
+        return frequencies / torch.tensor(rope.frequency_divisors, dtype=torch.float64), 1.0
+    if rope.kind == "linear":
+        return frequencies / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, frequencies), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, frequencies), _yarn_amplitude(rope)
+    return frequencies, 1.0
+
+
+def _llama3(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
+    """Slow frequencies are stretched, fast ones kept, those between blended (Llama 3.1)."""
+    turns = rope.original_max_len * frequencies / (2 * math.pi)
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = blend.clamp(0, 1)
+    return frequencies * kept + frequencies / rope.factor * (1 - kept)
+
+
+def _yarn(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
+    """YaRN (arXiv:2309.00071): interpolate dimensions that turn fewer than beta_slow times over the original length."""
+
+    def dimension_at(turns: float) -> float:
+        return rope.rotary_dim * math.log(rope.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_at(rope.beta_fast), dimension_at(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    ramp = (torch.arange(rope.rotary_dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
+    stretched = ramp.clamp(0, 1)
+    return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
+
+
+def _yarn_amplitude(rope: RopeSpec) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)

@@ -1,0 +1,104 @@
+"""The Llama family: Llama, Mistral, SmolLM, Qwen 2 and 3 differ by biases, QK-norm, head sharing and RoPE scaling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from data_plane.layers.linear import DenseLinear, load_dense
+from data_plane.layers.rope import cos_sin_table
+from data_plane.loading.checkpoint import Checkpoint
+from data_plane.models.batch import Batch
+from data_plane.models.spec import ModelSpec
+from kernels import Ops
+
+
+class Layer:
+    """One decoder layer: attention, then MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(
+        self, index: int, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.spec = spec
+        self.ops = ops
+        self.window = spec.window(index)
+        name = f"layers.{index}"
+
+        def vector(part: str) -> torch.Tensor:
+            return checkpoint.dense(f"{name}.{part}.weight").to(device, dtype)
+
+        def linear(*parts: str, bias: bool) -> DenseLinear:
+            return load_dense(checkpoint, [f"{name}.{part}" for part in parts], dtype, device, bias=bias)
+
+        self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
+        self.qkv = linear("q", "k", "v", bias=spec.attention_bias)
+        self.out = linear("o", bias=spec.output_bias)
+        self.gate_up = linear("gate", "up", bias=spec.mlp_bias)
+        self.down = linear("down", bias=spec.mlp_bias)
+        self.q_norm = vector("q_norm") if spec.qk_norm else None
+        self.k_norm = vector("k_norm") if spec.qk_norm else None
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, kv: torch.Tensor, cos_sin: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: the last layer's output [T, H]; residual [T, H]; kv: [2, blocks, Hk, block, D]. Returns the next pair."""
+        normed, residual = self.ops.add_rms_norm(x, residual, self.attn_norm, self.spec.norm_eps)
+        x = self.out(self._attention(normed, kv, cos_sin, batch))
+        normed, residual = self.ops.add_rms_norm(x, residual, self.mlp_norm, self.spec.norm_eps)
+        return self.down(self.ops.silu_mul(self.gate_up(normed))), residual
+
+    def _attention(self, x: torch.Tensor, kv: torch.Tensor, cos_sin: torch.Tensor, batch: Batch) -> torch.Tensor:
+        spec, ops = self.spec, self.ops
+        count, dim = x.shape[0], spec.head_dim
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        fused = self.qkv(x).view(count, heads + 2 * kv_heads, dim)
+        q, k, v = torch.split(fused, [heads, kv_heads, kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = ops.rms_norm(q, self.q_norm, spec.norm_eps)
+            k = ops.rms_norm(k, self.k_norm, spec.norm_eps)
+        ops.apply_rope(q, k, cos_sin, batch.positions)
+        ops.cache_write(k, v, kv[0], kv[1], batch.slot_mapping)
+        attended = ops.paged_attention(
+            q, kv[0], kv[1], batch.block_tables, batch.cu_seqlens_q, batch.seq_lens,
+            scale=1 / math.sqrt(dim), max_query_len=batch.max_query_len, window=self.window,
+        )  # fmt: skip
+        return attended.view(count, heads * dim)
+
+
+class LlamaModel:
+    """Weights on one device, in one dtype, and the forward pass over a paged KV cache."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, device: torch.device, max_model_len: int
+    ) -> None:
+        spec = self.spec = checkpoint.spec
+        self.ops = ops
+        self.kv_dtype = dtype
+        self.embedding = checkpoint.dense("embed.weight").to(device, dtype)
+        self.layers = [Layer(index, spec, checkpoint, ops, dtype, device) for index in range(spec.num_layers)]
+        self.norm = checkpoint.dense("norm.weight").to(device, dtype)
+        if spec.tied_head:
+            self.head = DenseLinear(self.embedding, None)
+        else:
+            self.head = load_dense(checkpoint, ["head"], dtype, device)
+        self.cos_sin = cos_sin_table(spec.rope, max_model_len, device)
+
+    def __call__(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
+        """float32 logits [R, vocabulary]. kv: [layers, 2, blocks, Hk, block, D], written in place."""
+        residual = F.embedding(batch.tokens, self.embedding)
+        x = torch.zeros_like(residual)
+        for layer, cache in zip(self.layers, kv, strict=True):
+            x, residual = layer(x, residual, cache, self.cos_sin, batch)
+        normed, _ = self.ops.add_rms_norm(
+            x[batch.logit_rows], residual[batch.logit_rows], self.norm, self.spec.norm_eps
+        )
+        return self.head(normed).float()
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        total = 0
+        for layer in self.layers:
+            total += sum(part.weight.nbytes for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        return total + self.head.weight.nbytes

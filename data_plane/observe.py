@@ -1,0 +1,180 @@
+"""Metrics and spans of a replica: one set of OpenTelemetry instruments, read as Prometheus text and sent as OTLP.
+
+Names and boundaries follow the GenAI semantic conventions (v0.1.0). No prompt, reply or secret goes in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
+
+from data_plane.engine.messages import Progress
+
+DURATION_BOUNDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+FIRST_TOKEN_BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+PER_TOKEN_BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+STEP_BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """CLOCK_MONOTONIC seconds; 0 where it did not happen."""
+
+    received: float
+    scheduled: float
+    first_token: float
+    finished: float
+
+
+class Telemetry:
+    """The replica's instruments. `read_progress` gives the engine's last word, `read_held` the open HTTP requests."""
+
+    def __init__(self, model: str, read_progress: Callable[[], Progress | None], num_blocks: int) -> None:
+        self._registry = CollectorRegistry()
+        resource = Resource.create(
+            {
+                "service.name": os.environ.get("OTEL_SERVICE_NAME", "ingle-replica"),
+                "service.instance.id": os.environ.get("INGLE_REPLICA", str(os.getpid())),
+                "ingle.endpoint": os.environ.get("INGLE_ENDPOINT", model),
+                "ingle.region": os.environ.get("INGLE_REGION", ""),
+            }
+        )
+        self._labels = {"gen_ai.request.model": model, "gen_ai.provider.name": "ingle"}
+        self._read_progress = read_progress
+        self._num_blocks = max(num_blocks, 1)
+        exports = bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+        self._meters = MeterProvider(_readers(self._registry, exports), resource)
+        self._tracers = _tracer_provider(resource) if exports else None
+        self._tracer = (self._tracers or trace.NoOpTracerProvider()).get_tracer("ingle.replica")
+        self._make(self._meters.get_meter("ingle.replica"))
+
+    def _make(self, meter: metrics.Meter) -> None:
+        def seconds(name: str, bounds: list[float], about: str) -> metrics.Histogram:
+            return meter.create_histogram(name, "s", about, explicit_bucket_boundaries_advisory=bounds)
+
+        self._duration = seconds("gen_ai.server.request.duration", DURATION_BOUNDS, "Request, arrival to last token")
+        self._first_token = seconds("gen_ai.server.time_to_first_token", FIRST_TOKEN_BOUNDS, "Arrival to first token")
+        self._per_token = seconds("gen_ai.server.time_per_output_token", PER_TOKEN_BOUNDS, "Mean time between tokens")
+        self._step = seconds("ingle.engine.step.duration", STEP_BOUNDS, "One engine step")
+        self._errors = meter.create_counter("ingle.requests.errors", description="Requests refused or failed, by kind")
+        self._cancelled = meter.create_counter("ingle.requests.cancelled", description="Requests whose client left")
+
+        def gauge(name: str, about: str, read: Callable[[Progress], float]) -> None:
+            meter.create_observable_gauge(name, [self._observe(read)], description=about)
+
+        def counter(name: str, about: str, read: Callable[[Progress], float]) -> None:
+            meter.create_observable_counter(name, [self._observe(read)], description=about)
+
+        gauge("ingle.requests.running", "Sequences in the batch", lambda p: p.running)
+        gauge("ingle.requests.waiting", "Sequences in the queue", lambda p: p.waiting)
+        gauge("ingle.kv.usage", "Share of KV blocks in use", lambda p: p.blocks_used / self._num_blocks)
+        gauge("ingle.kv.cached_blocks", "KV blocks findable by prefix", lambda p: p.blocks_cached)
+        gauge("ingle.engine.batch_tokens", "Tokens in the last step", lambda p: p.batch_tokens)
+        gauge("ingle.prefix.hit_ratio", "Cached share of prompt tokens, since start",
+              lambda p: p.counters.cached_tokens / max(p.counters.prefix_queries, 1))  # fmt: skip
+        counter("ingle.tokens.prompt", "Prompt tokens computed", lambda p: p.counters.prompt_tokens)
+        counter("ingle.tokens.generated", "Tokens generated", lambda p: p.counters.generated_tokens)
+        counter("ingle.tokens.cached", "Prompt tokens found in the cache", lambda p: p.counters.cached_tokens)
+        counter("ingle.engine.preemptions", "Sequences that gave way", lambda p: p.counters.preemptions)
+        counter("ingle.engine.steps", "Steps", lambda p: p.counters.steps)
+        counter("ingle.engine.step_errors", "Steps that failed", lambda p: p.counters.step_errors)
+        counter("ingle.engine.out_of_memory", "Steps that ran out of memory", lambda p: p.counters.out_of_memory)
+
+    def _observe(self, read: Callable[[Progress], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            progress = self._read_progress()
+            return [] if progress is None else [Observation(read(progress), self._labels)]
+
+        return observe
+
+    def stepped(self, progress: Progress) -> None:
+        if progress.step_s > 0:
+            self._step.record(progress.step_s, self._labels)
+
+    def start_span(self, operation: str, model: str, headers: Mapping[str, str]) -> Span:
+        """The request's span, a child of the gateway's. The caller ends it with `finish`."""
+        parent = propagate.extract(dict(headers))
+        attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "ingle",
+            "gen_ai.request.model": model,
+        }
+        return self._tracer.start_span(f"{operation} {model}", parent, SpanKind.SERVER, attributes)
+
+    def finish(
+        self, span: Span, operation: str, times: RequestTimes, prompt_tokens: int, completion_tokens: int, error: str
+    ) -> None:
+        """Record a request's end: histograms, and the span with its events. `error` is a kind, or empty."""
+        labels = {**self._labels, "gen_ai.operation.name": operation, **({"error.type": error} if error else {})}
+        self._duration.record(times.finished - times.received, labels)
+        if times.first_token:
+            self._first_token.record(times.first_token - times.received, labels)
+            if completion_tokens > 1:
+                self._per_token.record((times.finished - times.first_token) / (completion_tokens - 1), labels)
+        if error == "cancelled":
+            self._cancelled.add(1, self._labels)
+        elif error:
+            self._errors.add(1, {**self._labels, "error.type": error})
+        if span.is_recording():
+            _describe(span, times, prompt_tokens, completion_tokens, error)
+        span.end()
+
+    def prometheus(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def shutdown(self) -> None:
+        self._meters.shutdown(timeout_millis=2000)
+        if self._tracers is not None:
+            self._tracers.shutdown()
+
+
+def _describe(span: Span, times: RequestTimes, prompt_tokens: int, completion_tokens: int, error: str) -> None:
+    import time
+
+    to_wall = time.time() - time.monotonic()
+    for name, at in (("scheduled", times.scheduled), ("first_token", times.first_token), ("finish", times.finished)):
+        if at:
+            span.add_event(name, timestamp=int((at + to_wall) * 1e9))
+    span.add_event("queued", timestamp=int((times.received + to_wall) * 1e9))
+    span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
+    span.set_attribute("gen_ai.usage.output_tokens", completion_tokens)
+    span.set_attribute("gen_ai.latency.e2e", times.finished - times.received)
+    if times.first_token:
+        span.set_attribute("gen_ai.latency.time_in_queue", times.scheduled - times.received)
+        span.set_attribute("gen_ai.latency.time_to_first_token", times.first_token - times.received)
+        span.set_attribute("gen_ai.latency.time_in_model_prefill", times.first_token - times.scheduled)
+        span.set_attribute("gen_ai.latency.time_in_model_decode", times.finished - times.first_token)
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(Status(StatusCode.ERROR))
+
+
+def _readers(registry: CollectorRegistry, exports: bool) -> list[MetricReader]:
+    readers: list[MetricReader] = [
+        PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
+    ]
+    if exports:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+    return readers
+
+
+def _tracer_provider(resource: Resource) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
