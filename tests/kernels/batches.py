@@ -60,10 +60,10 @@ def make_batch(
         block_tables[sequence, :count] = torch.tensor(mine, dtype=torch.int32)
         keys.append(noise(seq_len, kv_heads, head_dim))
         values.append(noise(seq_len, kv_heads, head_dim))
-        for position in range(seq_len):
-            block, offset = mine[position // block_size], position % block_size
-            k_cache[block, :, offset] = keys[-1][position]
-            v_cache[block, :, offset] = values[-1][position]
+        positions = torch.arange(seq_len)
+        at = torch.tensor(mine, dtype=torch.int64)[positions // block_size], positions % block_size
+        k_cache[at[0], :, at[1]] = keys[-1]
+        v_cache[at[0], :, at[1]] = values[-1]
     query_lens = torch.tensor([query_len for query_len, _ in shapes], dtype=torch.int32)
     cu_seqlens_q = torch.zeros(len(shapes) + 1, dtype=torch.int32)
     cu_seqlens_q[1:] = query_lens.cumsum(0)

@@ -88,6 +88,7 @@ def test_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
     expected_normed, expected_summed = REFERENCE.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(summed, expected_summed)
     assert_close(normed, expected_normed)
+    assert torch.equal(normed, TRITON.rms_norm(summed, weight, 1e-5)), "the norm is of the rounded sum"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,0 +1,7 @@
+"""The CPU backend: a decoder step in C, compiled at first use, with everything working without a compiler too."""
+
+from kernels.cpu.build import CompilerMissing, library
+from kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights
+from kernels.cpu.packing import PackedMatrix, pack
+
+__all__ = ["CompilerMissing", "Decoder", "DecoderShape", "LayerWeights", "PackedMatrix", "library", "pack"]

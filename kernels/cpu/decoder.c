@@ -1,0 +1,380 @@
+// One step of a Llama-family decoder on the CPU: all layers in one call, all threads walking the same phases.
+//
+// A phase is a number of parts that threads claim one by one; a barrier ends it. Each part's result depends on its own row
+// (or row and output tile) alone, so a row's outputs do not depend on the batch, the chunk or the number of threads.
+#include "attention.h"
+#include "gemm.h"
+#include "pool.h"
+
+typedef struct {
+    const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // q_norm, k_norm may be null
+    matrix qkv, out, gate_up, down;
+    int32_t window;
+} layer;
+
+typedef struct {
+    int32_t hidden, layers, heads, kv_heads, head_dim, rotary_dim, intermediate, vocabulary;
+    int32_t block_size, most_tokens, threads;
+    float eps;
+    const layer *layer;
+    const float *norm, *cos_sin;
+    matrix head;
+    const half *embedding;  // [vocabulary][hidden], or null where the head is the embedding
+} shape;
+
+typedef struct {
+    int32_t tokens, sequences, table_width, logit_rows;
+    const int64_t *ids, *positions, *slots, *logit_row;
+    const int32_t *tables, *starts, *lengths;
+    half *kv;              // [layers][2][blocks][Hk][…]
+    int64_t layer_stride;  // in halves; the values of a layer lie half of it further
+    float *logits;         // [logit_rows][vocabulary]
+} step;
+
+typedef struct {
+    shape s;
+    pool workers;
+    const step *now;
+    float *x, *fused, *attended, *mlp;
+    quantized shared, own[MOST_THREADS];
+    softmax_part *parts;
+    int32_t *items;  // attention parts before each sequence, [most sequences + 1]
+    int32_t spread;
+    atomic_int *claims;
+    int phases;
+} decoder;
+
+#define FEW_ROWS 4
+#define MOST_PARTS 256
+
+static int allot_quantized(quantized *q, int rows, int width) {
+    q->values = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64);
+    q->scale = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
+    q->sum = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
+    return q->values && q->scale && q->sum ? 0 : -1;
+}
+
+static void free_quantized(quantized *q) {
+    free(q->values);
+    free(q->scale);
+    free(q->sum);
+}
+
+static float *floats(size_t count) { return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64); }
+
+void ingle_decoder_close(decoder *d) {
+    if (!d) return;
+    if (d->workers.threads > 1) pool_close(&d->workers);
+    free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->claims);
+    free_quantized(&d->shared);
+    for (int t = 0; t < MOST_THREADS; t++) free_quantized(&d->own[t]);
+    free(d);
+}
+
+// Null when memory or threads are not to be had.
+decoder *ingle_decoder_open(const shape *s) {
+    decoder *d = calloc(1, sizeof *d);
+    if (!d) return NULL;
+    d->s = *s;
+    int widest = s->hidden > s->intermediate ? s->hidden : s->intermediate;
+    int q_width = s->heads * s->head_dim, qkv_width = (s->heads + 2 * s->kv_heads) * s->head_dim;
+    widest = widest > q_width ? widest : q_width;
+    size_t rows = (size_t)s->most_tokens;
+    d->x = floats(rows * s->hidden);
+    d->fused = floats(rows * qkv_width);
+    d->attended = floats(rows * q_width);
+    d->mlp = floats(rows * 2 * s->intermediate);
+    d->phases = s->layers * 11 + 4;
+    d->claims = calloc((size_t)d->phases, sizeof *d->claims);
+    d->items = malloc(sizeof *d->items * (rows + 1));
+    d->parts = aligned_alloc(64, sizeof *d->parts * MOST_PARTS);
+    int failed = !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->items || !d->parts;
+    failed |= allot_quantized(&d->shared, s->most_tokens, widest);
+    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest);
+    if (failed || pool_open(&d->workers, s->threads)) {
+        ingle_decoder_close(d);
+        return NULL;
+    }
+    return d;
+}
+
+// The next part of a phase that nobody has taken.
+INLINE int claim(decoder *d, int phase) { return atomic_fetch_add_explicit(&d->claims[phase], 1, memory_order_relaxed); }
+
+static void norm_row(const float *x, const float *weight, float eps, int width, float *out) {
+    f32v squares = splat(0);
+    for (int i = 0; i < width; i += LANES) {
+        f32v v = load(x + i);
+        squares = fmadd(v, v, squares);
+    }
+    float scale = 1.0f / sqrtf(sum_lanes(squares) / (float)width + eps);
+    for (int i = 0; i < width; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+}
+
+typedef void (*prepare_row)(decoder *d, const layer *l, int row, quantized *to, int at);
+
+static void prepare_norm(decoder *d, const float *weight, int row, quantized *to, int at) {
+    float normed[d->s.hidden] __attribute__((aligned(64)));
+    norm_row(d->x + (size_t)row * d->s.hidden, weight, d->s.eps, d->s.hidden, normed);
+    quantize_row(normed, to, at);
+}
+
+static void prepare_attn(decoder *d, const layer *l, int row, quantized *to, int at) {
+    prepare_norm(d, l->attn_norm, row, to, at);
+}
+
+static void prepare_mlp(decoder *d, const layer *l, int row, quantized *to, int at) {
+    prepare_norm(d, l->mlp_norm, row, to, at);
+}
+
+static void prepare_out(decoder *d, const layer *l, int row, quantized *to, int at) {
+    (void)l;
+    quantize_row(d->attended + (size_t)row * d->s.heads * d->s.head_dim, to, at);
+}
+
+static void prepare_down(decoder *d, const layer *l, int row, quantized *to, int at) {
+    (void)l;
+    int width = d->s.intermediate;
+    const float *gate = d->mlp + (size_t)row * 2 * width, *up = gate + width;
+    int groups = width / GROUP;
+    for (int g = 0; g < groups; g++) {
+        float mixed[GROUP] __attribute__((aligned(64)));
+        for (int i = 0; i < GROUP; i += LANES) {
+            f32v v = load(gate + g * GROUP + i);
+            store(mixed + i, v / (exp_lanes(-v) + 1.0f) * load(up + g * GROUP + i));
+        }
+        quantize_group(mixed, to->values + (size_t)at * width + g * GROUP, to->scale + (size_t)at * groups + g,
+                       to->sum + (size_t)at * groups + g);
+    }
+}
+
+static void prepare_head(decoder *d, const layer *l, int row, quantized *to, int at) {
+    (void)l;
+    prepare_norm(d, d->s.norm, (int)d->now->logit_row[row], to, at);
+}
+
+// Quantize the inputs of a matrix, then multiply. Few rows are prepared by every thread for itself, which is cheaper than a
+// barrier.
+static int linear(decoder *d, int thread, int phase, int rows, const layer *l, prepare_row prepare, const matrix *m,
+                  float *out, int stride, int add) {
+    quantized *in = rows <= FEW_ROWS ? &d->own[thread] : &d->shared;
+    in->inputs = m->inputs;
+    if (rows <= FEW_ROWS) {
+        for (int row = 0; row < rows; row++) prepare(d, l, row, in, row);
+    } else {
+        for (int row; (row = claim(d, phase)) < rows;) prepare(d, l, row, in, row);
+        meet(&d->workers);
+    }
+    phase++;
+    // rows go by bands that stay in the second-level cache while a band of tiles passes over them
+    const int band = 64, bands = (rows + band - 1) / band, tiles = tiles_of(m);
+    const int take = rows <= FEW_ROWS ? 4 : 2, groups = (tiles + take - 1) / take, parts = groups * bands;
+    for (int part; (part = claim(d, phase)) < parts;) {
+        int first_tile = part % groups * take, first_row = part / groups * band;
+        int last_tile = first_tile + take < tiles ? first_tile + take : tiles;
+        int last_row = first_row + band < rows ? first_row + band : rows;
+        for (int tile = first_tile; tile < last_tile; tile++)
+            multiply_tile(m, tile, in, first_row, last_row, out, stride, add);
+    }
+    meet(&d->workers);
+    return phase + 1;
+}
+
+static void rotate(float *head, const float *cos_sin, int rotary) {
+    int halfway = rotary / 2;
+    for (int i = 0; i < halfway; i++) {
+        float a = head[i], b = head[i + halfway], c = cos_sin[i], s = cos_sin[halfway + i];
+        head[i] = a * c - b * s;
+        head[i + halfway] = b * c + a * s;
+    }
+}
+
+// Norms and rotation of one token's heads; its key and value go to the cache.
+static void place_row(decoder *d, const layer *l, int index, int row) {
+    const shape *s = &d->s;
+    const step *n = d->now;
+    int dim = s->head_dim, block = s->block_size;
+    float *fused = d->fused + (size_t)row * (s->heads + 2 * s->kv_heads) * dim;
+    const float *cos_sin = s->cos_sin + (size_t)n->positions[row] * s->rotary_dim;
+    for (int h = 0; h < s->heads + s->kv_heads; h++) {
+        const float *weight = h < s->heads ? l->q_norm : l->k_norm;
+        if (weight) norm_row(fused + h * dim, weight, s->eps, dim, fused + h * dim);
+        rotate(fused + h * dim, cos_sin, s->rotary_dim);
+    }
+    float scale = 1.0f / sqrtf((float)dim);
+    for (int i = 0; i < s->heads * dim; i++) fused[i] *= scale;
+    int64_t slot = n->slots[row];
+    if (slot < 0) return;
+    half *keys = n->kv + (size_t)index * n->layer_stride, *values = keys + n->layer_stride / 2;
+    size_t base = (size_t)(slot / block) * s->kv_heads * dim * block;
+    int offset = (int)(slot % block);
+    for (int h = 0; h < s->kv_heads; h++) {
+        const float *k = fused + (s->heads + h) * dim, *v = k + s->kv_heads * dim;
+        half *to_k = keys + base + (size_t)h * dim * block + offset;
+        half *to_v = values + base + ((size_t)h * block + offset) * dim;
+        for (int i = 0; i < dim; i++) {
+            to_k[(size_t)i * block] = float_to_half(k[i]);
+            to_v[i] = float_to_half(v[i]);
+        }
+    }
+}
+
+typedef struct {
+    kv_view kv;
+    tile_rows_view rows;
+    float *out[MOST_TILE];
+    int count, longest;
+} attention_tile;
+
+static attention_tile open_tile(decoder *d, const layer *l, int index, int sequence, int head, int tile) {
+    const shape *s = &d->s;
+    const step *n = d->now;
+    int share = s->heads / s->kv_heads, dim = s->head_dim;
+    int first = n->starts[sequence], queries = n->starts[sequence + 1] - first;
+    const half *keys = n->kv + (size_t)index * n->layer_stride;
+    attention_tile t = {.kv = {keys, keys + n->layer_stride / 2, n->tables + (size_t)sequence * n->table_width,
+                               s->block_size, s->kv_heads, head, dim}};
+    int left = queries * share - tile * MOST_TILE;
+    t.count = left < MOST_TILE ? left : MOST_TILE;
+    for (int r = 0; r < t.count; r++) {
+        int flat = tile * MOST_TILE + r, token = flat / share, q_head = head * share + flat % share;
+        int position = n->lengths[sequence] - queries + token;
+        t.rows.q[r] = d->fused + ((size_t)(first + token) * (s->heads + 2 * s->kv_heads) + q_head) * dim;
+        t.rows.to[r] = position + 1;
+        t.rows.from[r] = l->window > 0 && position + 1 > l->window ? position + 1 - l->window : 0;
+        t.out[r] = d->attended + ((size_t)(first + token) * s->heads + q_head) * dim;
+        t.longest = t.rows.to[r] > t.longest ? t.rows.to[r] : t.longest;
+    }
+    return t;
+}
+
+static void close_row(float *out, float sum, int dim) {
+    float scale = sum > 0 ? 1.0f / sum : 0.0f;
+    for (int i = 0; i < dim; i += LANES) store(out + i, load(out + i) * scale);
+}
+
+static void attend(decoder *d, const layer *l, int index, int sequence, int head, int tile) {
+    attention_tile t = open_tile(d, l, index, sequence, head, tile);
+    int dim = d->s.head_dim;
+    float max[MOST_TILE], sum[MOST_TILE];
+    softmax_part part;
+    for (int r = 0; r < t.count; r++) {
+        max[r] = -INFINITY, sum[r] = 0;
+        memset(t.out[r], 0, sizeof(float) * (size_t)dim);
+    }
+    for (int start = 0; start < t.longest; start += PARTITION) {
+        attend_partition(t.count, &t.kv, &t.rows, start, &part);
+        for (int r = 0; r < t.count; r++)
+            merge_part(&max[r], &sum[r], t.out[r], part.max[r], part.sum[r], part.out[r], dim);
+    }
+    for (int r = 0; r < t.count; r++) close_row(t.out[r], sum[r], dim);
+}
+
+static int tiles_of_sequence(const decoder *d, int sequence) {
+    int queries = d->now->starts[sequence + 1] - d->now->starts[sequence];
+    return (queries * (d->s.heads / d->s.kv_heads) + MOST_TILE - 1) / MOST_TILE;
+}
+
+// Long contexts of few sequences are spread over threads by partition, and merged after.
+static int attention(decoder *d, int phase, const layer *l, int index) {
+    const step *n = d->now;
+    int parts = d->items[n->sequences], kv_heads = d->s.kv_heads;
+    if (d->spread) {
+        int wide = d->spread, all = parts * wide;
+        for (int item; (item = claim(d, phase)) < all;) {
+            int tile = item / wide, sequence = 0;
+            while (d->items[sequence + 1] <= tile) sequence++;
+            int within = tile - d->items[sequence];
+            attention_tile t = open_tile(d, l, index, sequence, within % kv_heads, within / kv_heads);
+            int start = item % wide * PARTITION;
+            if (start < t.longest) attend_partition(t.count, &t.kv, &t.rows, start, &d->parts[item]);
+        }
+        meet(&d->workers);
+        phase++;
+        for (int tile; (tile = claim(d, phase)) < parts;) {
+            int sequence = 0;
+            while (d->items[sequence + 1] <= tile) sequence++;
+            int within = tile - d->items[sequence];
+            attention_tile t = open_tile(d, l, index, sequence, within % kv_heads, within / kv_heads);
+            for (int r = 0; r < t.count; r++) {
+                float max = -INFINITY, sum = 0;
+                memset(t.out[r], 0, sizeof(float) * (size_t)d->s.head_dim);
+                for (int w = 0; w * PARTITION < t.longest; w++) {
+                    const softmax_part *p = &d->parts[tile * wide + w];
+                    merge_part(&max, &sum, t.out[r], p->max[r], p->sum[r], p->out[r], d->s.head_dim);
+                }
+                close_row(t.out[r], sum, d->s.head_dim);
+            }
+        }
+    } else {
+        int sequence = 0;
+        for (int item; (item = claim(d, phase)) < parts;) {
+            while (d->items[sequence + 1] <= item) sequence++;
+            int within = item - d->items[sequence];
+            attend(d, l, index, sequence, within % kv_heads, within / kv_heads);
+        }
+        phase++;
+    }
+    meet(&d->workers);
+    return phase + 1;
+}
+
+static void embed(decoder *d, int row) {
+    int64_t id = d->now->ids[row];
+    float *to = d->x + (size_t)row * d->s.hidden;
+    if (!d->s.embedding) {
+        unpack_row(&d->s.head, (int)id, to);
+        return;
+    }
+    const half *from = d->s.embedding + (size_t)id * d->s.hidden;
+    for (int i = 0; i < d->s.hidden; i += LANES) store(to + i, load_half(from + i));
+}
+
+static void walk(void *decoder_, int thread) {
+    decoder *d = decoder_;
+    const shape *s = &d->s;
+    const step *n = d->now;
+    int rows = n->tokens, phase = 0, dim = s->head_dim;
+    for (int row; (row = claim(d, phase)) < rows;) embed(d, row);
+    meet(&d->workers);
+    phase++;
+    for (int index = 0; index < s->layers; index++) {
+        const layer *l = &s->layer[index];
+        int fused = (s->heads + 2 * s->kv_heads) * dim;
+        phase = linear(d, thread, phase, rows, l, prepare_attn, &l->qkv, d->fused, fused, 0);
+        for (int row; (row = claim(d, phase)) < rows;) place_row(d, l, index, row);
+        meet(&d->workers);
+        phase = attention(d, phase + 1, l, index);
+        phase = linear(d, thread, phase, rows, l, prepare_out, &l->out, d->x, s->hidden, 1);
+        phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, d->mlp, 2 * s->intermediate, 0);
+        phase = linear(d, thread, phase, rows, l, prepare_down, &l->down, d->x, s->hidden, 1);
+    }
+    linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, n->logits, s->vocabulary, 0);
+}
+
+// Runs the step; 0, or -1 where it does not fit what was allotted.
+int ingle_decoder_step(decoder *d, const step *n) {
+    if (n->tokens > d->s.most_tokens || n->tokens <= 0 || n->sequences > n->tokens || n->logit_rows > n->tokens) return -1;
+    d->now = n;
+    d->items[0] = 0;
+    int longest = 0;
+    for (int q = 0; q < n->sequences; q++) {
+        d->items[q + 1] = d->items[q] + tiles_of_sequence(d, q) * d->s.kv_heads;
+        longest = n->lengths[q] > longest ? n->lengths[q] : longest;
+    }
+    int wide = (longest + PARTITION - 1) / PARTITION, parts = d->items[n->sequences];
+    d->spread = wide > 1 && parts < 8 * d->s.threads && parts * wide <= MOST_PARTS ? wide : 0;
+    memset(d->claims, 0, sizeof *d->claims * (size_t)d->phases);
+    pool_run(&d->workers, walk, d);
+    return 0;
+}
+
+int ingle_sizes(int which) {
+    switch (which) {
+        case 0: return (int)sizeof(matrix);
+        case 1: return (int)sizeof(layer);
+        case 2: return (int)sizeof(shape);
+        case 3: return (int)sizeof(step);
+        default: return -1;
+    }
+}

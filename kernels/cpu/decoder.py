@@ -1,0 +1,198 @@
+"""The door to decoder.c: a Llama-family step over a paged 16-bit KV cache, all layers in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.cpu.build import library
+from kernels.cpu.packing import PackedMatrix
+from kernels.errors import InvalidInput, KernelError
+
+_LANES = 16
+_MOST_HEAD_DIM = 256
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("values", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int32), ("inputs", ctypes.c_int32), ("bits", ctypes.c_int32),
+        ("half_scales", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("attn_norm", ctypes.c_void_p), ("mlp_norm", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p), ("k_norm", ctypes.c_void_p),
+        ("qkv", _Matrix), ("out", _Matrix), ("gate_up", _Matrix), ("down", _Matrix),
+        ("window", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in (
+            "hidden", "layers", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate", "vocabulary",
+            "block_size", "most_tokens", "threads")),
+        ("eps", ctypes.c_float),
+        ("layer", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("cos_sin", ctypes.c_void_p),
+        ("head", _Matrix), ("embedding", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("tokens", "sequences", "table_width", "logit_rows")),
+        *((name, ctypes.c_void_p) for name in ("ids", "positions", "slots", "logit_row", "tables", "starts", "lengths")),
+        ("kv", ctypes.c_void_p), ("layer_stride", ctypes.c_int64), ("logits", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Norms in float32; window 0 sees everything."""
+
+    attn_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    qkv: PackedMatrix
+    out: PackedMatrix
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    window: int
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Sizes in elements; most_tokens bounds a step."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    intermediate: int
+    vocabulary: int
+    block_size: int
+    most_tokens: int
+    threads: int
+    eps: float
+
+    def why_not(self) -> str | None:
+        """What keeps the C code from running this shape, or None."""
+        widths = {
+            "hidden size": self.hidden,
+            "MLP size": self.intermediate,
+            "attention width": self.heads * self.head_dim,
+        }
+        for name, width in widths.items():
+            if width % 32:
+                return f"the {name} {width} is no multiple of 32"
+        if self.head_dim % _LANES or self.head_dim > _MOST_HEAD_DIM or self.rotary_dim % 2:
+            return f"the head size {self.head_dim} is no multiple of {_LANES} up to {_MOST_HEAD_DIM}"
+        if self.block_size % _LANES:
+            return f"the block size {self.block_size} is no multiple of {_LANES}"
+        return None
+
+
+class Decoder:
+    """Weights and scratch of one model on the CPU. One caller at a time.
+
+    A row's results depend on its own tokens alone: not on the batch, on chunks, or on the number of threads.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        layers: list[LayerWeights],
+        norm: torch.Tensor,
+        head: PackedMatrix,
+        embedding: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        """norm: float32 [hidden]; embedding: float16 [vocabulary, hidden], or None to use the head; cos_sin: float32.
+
+        Raises InvalidInput for a shape the code does not serve, CompilerMissing without a compiler.
+        """
+        reason = shape.why_not()
+        if reason:
+            raise InvalidInput(reason)
+        self._library = _bind(library())
+        self._kept: list[Any] = [layers, norm, head, embedding, cos_sin]
+        self.shape = shape
+        rows = (_Layer * len(layers))(*(_layer(layer) for layer in layers))
+        self._kept.append(rows)
+        native = _Shape(
+            shape.hidden, len(layers), shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim,
+            shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens, shape.threads, shape.eps,
+            ctypes.addressof(rows), _address(norm), _address(cos_sin), _matrix(head), _address(embedding),
+        )  # fmt: skip
+        self._handle = self._library.ingle_decoder_open(ctypes.byref(native))
+        if not self._handle:
+            raise KernelError("the CPU decoder got no memory or threads")
+
+    def close(self) -> None:
+        if self._handle:
+            self._library.ingle_decoder_close(self._handle)
+            self._handle = None
+
+    def step(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        tables: torch.Tensor,
+        starts: torch.Tensor,
+        lengths: torch.Tensor,
+        logit_rows: torch.Tensor,
+        kv: torch.Tensor,
+    ) -> torch.Tensor:
+        """float32 logits [R, vocabulary].
+
+        ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows: int64
+        [R]; kv: float16 [layers, 2, blocks, Hk, block, D], whose keys this code lays out [D, block].
+        """
+        logits = torch.empty((logit_rows.shape[0], self.shape.vocabulary), dtype=torch.float32)
+        native = _Step(
+            ids.shape[0], lengths.shape[0], tables.shape[1], logit_rows.shape[0],
+            _address(ids), _address(positions), _address(slots), _address(logit_rows),
+            _address(tables), _address(starts), _address(lengths),
+            _address(kv), kv.stride(0), _address(logits),
+        )  # fmt: skip
+        if self._library.ingle_decoder_step(self._handle, ctypes.byref(native)):
+            raise InvalidInput(f"a step of {ids.shape[0]} tokens is over the {self.shape.most_tokens} allotted")
+        return logits
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _matrix(matrix: PackedMatrix) -> _Matrix:
+    return _Matrix(
+        _address(matrix.values), _address(matrix.scales), _address(matrix.bias),
+        matrix.outputs, matrix.inputs, matrix.bits, matrix.scales.dtype == torch.float16,
+    )  # fmt: skip
+
+
+def _layer(layer: LayerWeights) -> _Layer:
+    return _Layer(
+        _address(layer.attn_norm), _address(layer.mlp_norm), _address(layer.q_norm), _address(layer.k_norm),
+        _matrix(layer.qkv), _matrix(layer.out), _matrix(layer.gate_up), _matrix(layer.down), layer.window,
+    )  # fmt: skip
+
+
+def _bind(native: ctypes.CDLL) -> ctypes.CDLL:
+    native.ingle_decoder_open.restype = ctypes.c_void_p
+    native.ingle_decoder_open.argtypes = [ctypes.c_void_p]
+    native.ingle_decoder_close.argtypes = [ctypes.c_void_p]
+    native.ingle_decoder_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    for which, structure in enumerate((_Matrix, _Layer, _Shape, _Step)):
+        if native.ingle_sizes(which) != ctypes.sizeof(structure):
+            raise KernelError(f"{structure.__name__} differs between Python and C")
+    return native

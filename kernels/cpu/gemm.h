@@ -1,0 +1,203 @@
+// Matrices in groups of 32 inputs, w = scale · value + offset with 4- or 8-bit values, times rows quantized to 8 bits in the
+// same groups. The products are exact integers; only the sums over groups are floating point, in group order.
+//
+// Packed by tiles of 16 outputs. A group of a tile holds eight runs of [16 outputs][4 inputs] bytes; with 4 bits, run j
+// and run j + 4 share bytes, low nibble first. Scales: [tile][group][2][16], the scales, then the offsets.
+#pragma once
+#include "vec.h"
+
+#define MOST_ROWS 8
+
+typedef struct {
+    const uint8_t *values;
+    const void *scales;
+    const float *bias;
+    int32_t outputs, inputs, bits, half_scales;
+} matrix;
+
+// Rows of activations: x = scale · value for each group; sum = scale · Σ value.
+typedef struct {
+    int8_t *values;
+    float *scale, *sum;
+    int32_t inputs;
+} quantized;
+
+INLINE void quantize_group(const float *x, int8_t *values, float *scale, float *sum) {
+    f32v low = load(x), high = load(x + LANES);
+    f32v magnitude = max_lanes(max_lanes(low, -low), max_lanes(high, -high));
+    float most = max_of(magnitude);
+    float inverse = most > 0 ? 127.0f / most : 0.0f;
+    int32_t total = 0;
+#if defined(__AVX512F__)
+    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)low, _mm512_set1_ps(inverse)));
+    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)high, _mm512_set1_ps(inverse)));
+    _mm_storeu_si128((__m128i *)values, _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128((__m128i *)(values + LANES), _mm512_cvtepi32_epi8(b));
+    total = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+#else
+    for (int i = 0; i < GROUP; i++) {
+        values[i] = (int8_t)lrintf(x[i] * inverse);
+        total += values[i];
+    }
+#endif
+    *scale = most / 127.0f;
+    *sum = *scale * (float)total;
+}
+
+INLINE void quantize_row(const float *x, quantized *to, int row) {
+    int groups = to->inputs / GROUP;
+    for (int g = 0; g < groups; g++)
+        quantize_group(x + g * GROUP, to->values + (size_t)row * to->inputs + g * GROUP,
+                       to->scale + (size_t)row * groups + g, to->sum + (size_t)row * groups + g);
+}
+
+INLINE void group_scales(const matrix *m, size_t group, f32v *scale, f32v *offset) {
+    if (m->half_scales) {
+        const half *at = (const half *)m->scales + group * 2 * LANES;
+        *scale = load_half(at);
+        *offset = load_half(at + LANES);
+    } else {
+        const float *at = (const float *)m->scales + group * 2 * LANES;
+        *scale = load(at);
+        *offset = load(at + LANES);
+    }
+}
+
+#if defined(__AVX512VNNI__)
+
+// y[r] = one tile's 16 outputs for `rows` rows from `row` on.
+INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile, const quantized *x, int row, f32v *y) {
+    const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
+    const uint8_t *w = m->values + (size_t)tile * groups * bytes;
+    const __m512i low_nibbles = _mm512_set1_epi8(15);
+    const int8_t *in[MOST_ROWS];
+    for (int r = 0; r < rows; r++) {
+        in[r] = x->values + (size_t)(row + r) * x->inputs;
+        y[r] = splat(0);
+    }
+    for (int g = 0; g < groups; g++, w += bytes) {
+        __m512i sum[MOST_ROWS];
+        for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
+        _mm_prefetch((const char *)w + 4 * bytes, _MM_HINT_T0);
+#pragma GCC unroll 8
+        for (int j = 0; j < bits; j++) {
+            __m512i raw = _mm512_loadu_si512(w + j * 64);
+            if (bits == 4) {
+                __m512i low = _mm512_and_si512(raw, low_nibbles);
+                __m512i high = _mm512_and_si512(_mm512_srli_epi16(raw, 4), low_nibbles);
+                for (int r = 0; r < rows; r++) {
+                    int32_t first, second;
+                    memcpy(&first, in[r] + g * GROUP + j * 4, 4);
+                    memcpy(&second, in[r] + g * GROUP + 16 + j * 4, 4);
+                    sum[r] = _mm512_dpbusd_epi32(sum[r], low, _mm512_set1_epi32(first));
+                    sum[r] = _mm512_dpbusd_epi32(sum[r], high, _mm512_set1_epi32(second));
+                }
+            } else {
+                for (int r = 0; r < rows; r++) {
+                    int32_t four;
+                    memcpy(&four, in[r] + g * GROUP + j * 4, 4);
+                    sum[r] = _mm512_dpbusd_epi32(sum[r], raw, _mm512_set1_epi32(four));
+                }
+            }
+        }
+        f32v scale, offset;
+        group_scales(m, (size_t)tile * groups + g, &scale, &offset);
+        for (int r = 0; r < rows; r++) {
+            size_t at = (size_t)(row + r) * groups + g;
+            f32v exact = (f32v)_mm512_cvtepi32_ps(sum[r]);
+            y[r] = fmadd(exact, scale * x->scale[at], y[r]);
+            y[r] = fmadd(offset, splat(x->sum[at]), y[r]);
+        }
+    }
+}
+
+#else
+
+INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile, const quantized *x, int row, f32v *y) {
+    const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
+    const uint8_t *w = m->values + (size_t)tile * groups * bytes;
+    for (int r = 0; r < rows; r++) y[r] = splat(0);
+    for (int g = 0; g < groups; g++, w += bytes) {
+        uint8_t wide[512];
+        if (bits == 4) {
+            for (int i = 0; i < 256; i++) {
+                wide[i] = w[i] & 15;
+                wide[256 + i] = w[i] >> 4;
+            }
+        } else {
+            memcpy(wide, w, 512);
+        }
+        f32v scale, offset;
+        group_scales(m, (size_t)tile * groups + g, &scale, &offset);
+        for (int r = 0; r < rows; r++) {
+            const int8_t *in = x->values + (size_t)(row + r) * x->inputs + g * GROUP;
+            int32_t sum[LANES] = {0};
+            for (int j = 0; j < 8; j++)
+                for (int lane = 0; lane < LANES; lane++)
+                    for (int b = 0; b < 4; b++) sum[lane] += wide[j * 64 + lane * 4 + b] * in[j * 4 + b];
+            f32v exact;
+            for (int lane = 0; lane < LANES; lane++) exact[lane] = (float)sum[lane];
+            size_t at = (size_t)(row + r) * groups + g;
+            y[r] = fmadd(exact, scale * x->scale[at], y[r]);
+            y[r] = fmadd(offset, splat(x->sum[at]), y[r]);
+        }
+    }
+}
+
+#endif
+
+// out[row][16·tile …] = (or, with `add`, +=) x · Wᵀ + bias, for rows [first, last).
+INLINE void tile_block(const int rows, const matrix *m, int tile, const quantized *x, int row, float *out, int stride,
+                       int add) {
+    f32v y[MOST_ROWS];
+    if (m->bits == 4)
+        tile_rows(rows, 4, m, tile, x, row, y);
+    else
+        tile_rows(rows, 8, m, tile, x, row, y);
+    int width = m->outputs - tile * LANES;
+    for (int r = 0; r < rows; r++) {
+        float *to = out + (size_t)(row + r) * stride + tile * LANES;
+        if (width >= LANES) {
+            if (m->bias) y[r] += load(m->bias + tile * LANES);
+            store(to, add ? load(to) + y[r] : y[r]);
+        } else {
+            for (int i = 0; i < width; i++) {
+                float value = y[r][i] + (m->bias ? m->bias[tile * LANES + i] : 0.0f);
+                to[i] = add ? to[i] + value : value;
+            }
+        }
+    }
+}
+
+static void multiply_tile(const matrix *m, int tile, const quantized *x, int first, int last, float *out, int stride,
+                          int add) {
+    int row = first;
+    for (; row + 8 <= last; row += 8) tile_block(8, m, tile, x, row, out, stride, add);
+    switch (last - row) {
+        case 7: tile_block(7, m, tile, x, row, out, stride, add); break;
+        case 6: tile_block(6, m, tile, x, row, out, stride, add); break;
+        case 5: tile_block(5, m, tile, x, row, out, stride, add); break;
+        case 4: tile_block(4, m, tile, x, row, out, stride, add); break;
+        case 3: tile_block(3, m, tile, x, row, out, stride, add); break;
+        case 2: tile_block(2, m, tile, x, row, out, stride, add); break;
+        case 1: tile_block(1, m, tile, x, row, out, stride, add); break;
+        default: break;
+    }
+}
+
+INLINE int tiles_of(const matrix *m) { return (m->outputs + LANES - 1) / LANES; }
+
+// Row `output` of W in float, as an embedding.
+static void unpack_row(const matrix *m, int output, float *to) {
+    const int groups = m->inputs / GROUP, bytes = m->bits == 4 ? 256 : 512, tile = output / LANES, lane = output % LANES;
+    for (int g = 0; g < groups; g++) {
+        const uint8_t *w = m->values + ((size_t)tile * groups + g) * bytes;
+        f32v scale, offset;
+        group_scales(m, (size_t)tile * groups + g, &scale, &offset);
+        for (int i = 0; i < GROUP; i++) {
+            int run = i / 4, at = lane * 4 + i % 4;
+            int value = m->bits == 8 ? w[run * 64 + at] : run < 4 ? w[run * 64 + at] & 15 : w[(run - 4) * 64 + at] >> 4;
+            to[g * GROUP + i] = __builtin_fmaf(scale[lane], (float)value, offset[lane]);
+        }
+    }
+}
