@@ -1,0 +1,183 @@
+"""Operations on endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from control_plane import domain
+from control_plane.api import schemas, views
+from control_plane.api.operations import PAGED, Answer, Call, Operation, Page, Parameter, limit_of, number_of
+from control_plane.api.places import Places
+from control_plane.domain import Role
+from control_plane.errors import NotFound, Unprocessable
+from control_plane.store import endpoints, replicas, tenants
+from control_plane.store.database import Store
+
+LogReader = Callable[[str, int], list[str]]
+"""Replica id and number of lines → the last lines that it logged."""
+
+
+class EndpointOperations:
+    """`read_logs` is the provider's, handed in: the API knows no provider."""
+
+    def __init__(self, store: Store, places: Places, read_logs: LogReader) -> None:
+        self._store = store
+        self._places = places
+        self._read_logs = read_logs
+
+    def table(self) -> list[Operation]:
+        path = "/admin/v1/endpoints"
+        one = f"{path}/{{name}}"
+        return [
+            Operation("createEndpoint", "POST", path, Role.OPERATOR, "Create an endpoint", self.create,
+                      schemas.Endpoint, schemas.EndpointCreate, status=202, idempotent=True),
+            Operation("listEndpoints", "GET", path, Role.VIEWER, "List endpoints by name", self.list,
+                      schemas.Endpoint, is_list=True,
+                      parameters=(*PAGED, Parameter("tenant", "only this tenant's"),
+                                  Parameter("region", "only those in this region"))),
+            Operation("showEndpoint", "GET", one, Role.VIEWER, "Show an endpoint", self.show,
+                      schemas.Endpoint, conditional=True),
+            Operation("updateEndpoint", "PATCH", one, Role.OPERATOR, "Change an endpoint", self.update,
+                      schemas.Endpoint, schemas.EndpointUpdate, status=202, conditional=True),
+            Operation("deleteEndpoint", "DELETE", one, Role.OPERATOR, "Delete an endpoint", self.delete,
+                      schemas.Endpoint, status=202),
+            Operation("wakeEndpoint", "POST", f"{one}/wake", Role.OPERATOR, "Start a replica now", self.wake,
+                      schemas.Endpoint, status=202),
+            Operation("sleepEndpoint", "POST", f"{one}/sleep", Role.OPERATOR, "Scale to zero now", self.sleep,
+                      schemas.Endpoint, status=202),
+            Operation("listEndpointEvents", "GET", f"{one}/events", Role.VIEWER, "The last events, in order",
+                      self.events, schemas.Event, is_list=True, parameters=PAGED),
+            Operation("showEndpointLogs", "GET", f"{one}/logs", Role.OPERATOR, "The last log lines of its replicas",
+                      self.logs, schemas.Logs, is_list=True,
+                      parameters=(Parameter("lines", "lines of each replica, 1 to 5000", "integer"),)),
+        ]  # fmt: skip
+
+    async def create(self, call: Call) -> Answer:
+        asked: schemas.EndpointCreate = call.body
+        self._places.require(asked.region)
+        async with self._store.write() as session:
+            again = await call.once.repeated(session)
+            if again is not None:
+                return Answer(schemas.Endpoint.model_validate(again), 202, again["generation"])
+            tenant = await tenants.get_tenant(session, asked.tenant)
+            spec = asked.model_dump(exclude={"tenant"})
+            made = await endpoints.create_endpoint(session, tenant.id, spec, call.now)
+            call.audit(session, "endpoint.create", made.name, **asked.model_dump(exclude_unset=True, exclude={"name"}))
+            view = await self._view(session, made)
+            call.once.remember(session, 202, view.model_dump())
+            return Answer(view, 202, made.generation)
+
+    async def list(self, call: Call) -> Page:
+        limit = limit_of(call.query)
+        region = call.query.get("region")
+        if region is not None:
+            self._places.require(region)
+        async with self._store.read() as session:
+            tenant = call.query.get("tenant")
+            tenant_id = (await tenants.get_tenant(session, tenant)).id if tenant else None
+            found = await endpoints.list_endpoints(
+                session, tenant_id=tenant_id, region=region, after=call.query.get("after", ""), limit=limit
+            )
+            names = {row.id: row.name for row in await tenants.list_tenants(session)}
+            starts = await endpoints.cold_start_estimates(session)
+            urls = await self._places.urls(session)
+            running: dict[str, list[domain.Replica]] = {}
+            for replica in await replicas.live_replicas(session, [item.id for item in found]):
+                running.setdefault(replica.endpoint_id, []).append(replica)
+        items = [
+            views.endpoint(
+                item,
+                running.get(item.id, []),
+                tenant=names.get(item.tenant_id, item.tenant_id),
+                url=urls.get(item.region, ""),
+                cold_start_ms=starts.get(item.id),
+            )
+            for item in found
+        ]
+        return Page(list(items), found[-1].name if len(found) == limit else None)
+
+    async def show(self, call: Call) -> Answer:
+        async with self._store.read() as session:
+            found = await endpoints.get_endpoint(session, call.path["name"])
+            return Answer(await self._view(session, found), generation=found.generation)
+
+    async def update(self, call: Call) -> Answer:
+        asked: schemas.EndpointUpdate = call.body
+        changes: dict[str, Any] = {name: getattr(asked, name) for name in call.given}
+        for name, value in changes.items():
+            if value is None and name != "gpu":
+                raise Unprocessable(f"{name} can't be null", param=name)
+        async with self._store.write() as session:
+            before = await endpoints.get_endpoint(session, call.path["name"])
+            low = changes.get("min_replicas", before.min_replicas)
+            high = changes.get("max_replicas", before.max_replicas)
+            if low > high:
+                raise Unprocessable(f"min_replicas {low} is more than max_replicas {high}", param="min_replicas")
+            if changes.get("warmth", before.warmth) == "hot" and low == 0:
+                raise Unprocessable("warmth hot needs min_replicas of 1 or more", param="min_replicas")
+            after = await endpoints.update_endpoint(
+                session, before.name, changes, call.now, if_generation=call.if_generation
+            )
+            call.audit(session, "endpoint.update", after.name, **changes)
+            return Answer(await self._view(session, after), 202, after.generation)
+
+    async def delete(self, call: Call) -> Answer:
+        async with self._store.write() as session:
+            found = await endpoints.request_delete(session, call.path["name"], call.now)
+            call.audit(session, "endpoint.delete", found.name)
+            return Answer(await self._view(session, found), 202)
+
+    async def wake(self, call: Call) -> Answer:
+        async with self._store.write() as session:
+            found = await endpoints.request_wake(session, call.path["name"], call.now)
+            call.audit(session, "endpoint.wake", found.name)
+            return Answer(await self._view(session, found), 202)
+
+    async def sleep(self, call: Call) -> Answer:
+        async with self._store.write() as session:
+            found = await endpoints.request_sleep(session, call.path["name"], call.now)
+            call.audit(session, "endpoint.sleep", found.name)
+            return Answer(await self._view(session, found), 202)
+
+    async def events(self, call: Call) -> Page:
+        limit = limit_of(call.query)
+        after = call.query.get("after")
+        async with self._store.read() as session:
+            found = await endpoints.get_endpoint(session, call.path["name"])
+            rows = await endpoints.list_events(
+                session,
+                endpoint_id=found.id,
+                after=int(number_of(call.query, "after", 0, 0, 2**53)),
+                limit=limit,
+                newest=after is None,
+            )
+        return Page([views.happening(row) for row in rows], str(rows[-1].id) if rows else after)
+
+    async def logs(self, call: Call) -> Page:
+        lines = int(number_of(call.query, "lines", 100, 1, 5000))
+        async with self._store.read() as session:
+            found = await endpoints.get_endpoint(session, call.path["name"])
+            recent = await replicas.recent_replicas(session, found.id, limit=5)
+        return Page(
+            [
+                schemas.Logs(replica=replica.id, state=replica.state, lines=self._read_logs(replica.id, lines))
+                for replica in reversed(recent)
+            ]
+        )
+
+    async def _view(self, session: AsyncSession, item: domain.Endpoint) -> schemas.Endpoint:
+        try:
+            tenant = (await tenants.get_tenant(session, item.tenant_id)).name
+        except NotFound:
+            tenant = item.tenant_id
+        starts = await endpoints.cold_start_estimates(session)
+        return views.endpoint(
+            item,
+            await replicas.live_replicas(session, [item.id]),
+            tenant=tenant,
+            url=(await self._places.urls(session)).get(item.region, ""),
+            cold_start_ms=starts.get(item.id),
+        )

@@ -1,0 +1,42 @@
+"""Regions, and where each one's gateway is reached."""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from control_plane.config import Settings
+from control_plane.errors import Unprocessable
+from control_plane.store import traffic
+
+
+class Places:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @property
+    def names(self) -> list[str]:
+        return [region.name for region in self._settings.regions]
+
+    def provider(self, region: str) -> str:
+        found = self._settings.region(region)
+        return found.provider if found else ""
+
+    def require(self, region: str) -> None:
+        """Raises Unprocessable unless there is such a region: nothing falls back to another one."""
+        if region not in self.names:
+            raise Unprocessable(
+                f"there is no region {region!r}; choose one of {', '.join(self.names)}",
+                code="unknown_region",
+                param="region",
+            )
+
+    async def urls(self, session: AsyncSession) -> dict[str, str]:
+        """By region: its public URL if it has one, else the gateway heard from last, else the configured address."""
+        reported = await traffic.gateway_urls(session)
+        urls = {}
+        for region in self._settings.regions:
+            seen = reported.get(region.name)
+            default = seen[0] if seen else f"https://{self._settings.gateway_address(region.name)}"
+            urls[region.name] = region.public_url or default
+        # Endpoints may stand in regions that were taken out of the settings since.
+        return urls | {name: url for name, (url, _) in reported.items() if name not in urls}

@@ -1,0 +1,136 @@
+"""Operations on the installation itself: regions, certificates, usage, audit records."""
+
+from __future__ import annotations
+
+import asyncio
+
+from control_plane.api import schemas, views
+from control_plane.api.operations import Answer, Call, Operation, Page, Parameter, limit_of, number_of
+from control_plane.api.places import Places
+from control_plane.domain import Role
+from control_plane.errors import NotFound, Unprocessable
+from control_plane.security.certificates import CertificateAuthority
+from control_plane.store import audit, endpoints, tenants, traffic
+from control_plane.store.database import Store
+
+_GATEWAY_SILENT_SECONDS = 20.0
+
+
+class PlatformOperations:
+    def __init__(self, store: Store, places: Places, authority: CertificateAuthority, version: str) -> None:
+        self._store = store
+        self._places = places
+        self._authority = authority
+        self._version = version
+
+    def table(self) -> list[Operation]:
+        certs = "/admin/v1/certs"
+        period = (
+            Parameter("since", "seconds since the epoch", "number"),
+            Parameter("until", "seconds since the epoch", "number"),
+            Parameter("tenant", "only this tenant's"),
+            Parameter("endpoint", "only this endpoint's"),
+        )
+        return [
+            Operation("showStatus", "GET", "/admin/v1/status", Role.VIEWER, "What this installation is", self.status,
+                      schemas.Status),
+            Operation("listRegions", "GET", "/admin/v1/regions", Role.VIEWER, "List regions", self.regions,
+                      schemas.Region, is_list=True),
+            Operation("showRegion", "GET", "/admin/v1/regions/{name}", Role.VIEWER, "Show a region", self.region,
+                      schemas.Region),
+            Operation("listCertificates", "GET", certs, Role.VIEWER, "List certificates", self.certificates,
+                      schemas.Certificate, is_list=True),
+            Operation("showCertificate", "GET", f"{certs}/{{name}}", Role.VIEWER, "Show a certificate",
+                      self.certificate, schemas.Certificate),
+            Operation("rotateCertificates", "POST", f"{certs}/rotate", Role.OPERATOR,
+                      "Renew one server's certificate, or the gateways'", self.rotate, schemas.Certificate,
+                      schemas.CertificateRotate, is_list=True),
+            Operation("listUsage", "GET", "/admin/v1/usage", Role.VIEWER, "Requests and tokens", self.usage,
+                      schemas.Usage, is_list=True, parameters=period),
+            Operation("listAudit", "GET", "/admin/v1/audit", Role.OWNER, "Who changed what, newest first", self.audit,
+                      schemas.Audit, is_list=True,
+                      parameters=(Parameter("limit", "items on a page", "integer"),
+                                  Parameter("after", "cursor of the page"))),
+        ]  # fmt: skip
+
+    async def status(self, call: Call) -> Answer:
+        return Answer(
+            schemas.Status(version=self._version, ca_file=str(self._authority.ca_file), regions=self._places.names)
+        )
+
+    async def regions(self, call: Call) -> Page:
+        return Page(list(await self._regions(call.now)))
+
+    async def region(self, call: Call) -> Answer:
+        for region in await self._regions(call.now):
+            if region.name == call.path["name"]:
+                return Answer(region)
+        raise NotFound(f"no region named {call.path['name']!r}: there are {', '.join(self._places.names)}")
+
+    async def _regions(self, now: float) -> list[schemas.Region]:
+        async with self._store.read() as session:
+            urls = await self._places.urls(session)
+            heard = await traffic.gateway_urls(session)
+            counts: dict[str, int] = {}
+            for endpoint in await endpoints.list_endpoints(session):
+                counts[endpoint.region] = counts.get(endpoint.region, 0) + 1
+        return [
+            schemas.Region(
+                name=name,
+                provider=self._places.provider(name),
+                url=urls[name],
+                gateway="up" if now - heard.get(name, ("", 0.0))[1] < _GATEWAY_SILENT_SECONDS else "silent",
+                endpoints=counts.get(name, 0),
+            )
+            for name in self._places.names
+        ]
+
+    async def certificates(self, call: Call) -> Page:
+        found = await asyncio.to_thread(self._authority.list)
+        return Page([views.certificate(item, call.now) for item in found])
+
+    async def certificate(self, call: Call) -> Answer:
+        found = await asyncio.to_thread(self._authority.show, call.path["name"])
+        return Answer(views.certificate(found, call.now))
+
+    async def rotate(self, call: Call) -> Page:
+        asked: schemas.CertificateRotate = call.body
+        if asked.name == "ca":
+            raise Unprocessable(
+                "the authority itself isn't rotated: every client trusts it; name a server's certificate", param="name"
+            )
+        known = [item.name for item in await asyncio.to_thread(self._authority.list)]
+        names = [asked.name] if asked.name else [name for name in known if name.startswith("gateway-")]
+        renewed = [await asyncio.to_thread(self._authority.renew, name, call.now) for name in names]
+        async with self._store.write() as session:
+            call.audit(session, "cert.rotate", ", ".join(names))
+        return Page([views.certificate(item, call.now) for item in renewed])
+
+    async def usage(self, call: Call) -> Page:
+        since = number_of(call.query, "since", call.now - 30 * 86_400, 0, 2**40)
+        until = number_of(call.query, "until", 2**40, 0, 2**40)
+        async with self._store.read() as session:
+            tenant = call.query.get("tenant")
+            tenant_id = (await tenants.get_tenant(session, tenant)).id if tenant else None
+            names = {row.id: row.name for row in await tenants.list_tenants(session)}
+            rows = await traffic.usage_summary(
+                session, since=since, until=until, tenant_id=tenant_id, endpoint=call.query.get("endpoint")
+            )
+        return Page(
+            [
+                schemas.Usage(
+                    tenant=names.get(row["tenant_id"], row["tenant_id"]),
+                    endpoint=row["endpoint_name"],
+                    **{name: row[name] for name in schemas.Usage.model_fields if name not in ("tenant", "endpoint")},
+                )
+                for row in rows
+            ]
+        )
+
+    async def audit(self, call: Call) -> Page:
+        limit = limit_of(call.query)
+        after = call.query.get("after")
+        before = None if after is None else int(number_of(call.query, "after", 0, 0, 2**53))
+        async with self._store.read() as session:
+            rows = await audit.list_audit(session, before=before, limit=limit)
+        return Page([views.audit(row) for row in rows], str(rows[-1].id) if len(rows) == limit else None)

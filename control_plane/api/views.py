@@ -1,0 +1,128 @@
+"""Rows and values as the admin API shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from control_plane import domain
+from control_plane.api import schemas
+from control_plane.observe.logs import iso
+from control_plane.security.certificates import Certificate
+from control_plane.store.models import ApiKeyRow, AuditRow, EventRow, TenantRow
+
+
+def endpoint(
+    item: domain.Endpoint,
+    replicas: Sequence[domain.Replica],
+    *,
+    tenant: str,
+    url: str,
+    cold_start_ms: float | None,
+) -> schemas.Endpoint:
+    return schemas.Endpoint(
+        id=item.id,
+        name=item.name,
+        url=f"{url}/e/{item.name}/v1",
+        region=item.region,
+        model=item.model,
+        state=item.state,
+        reason=schemas.Reason(code=item.reason_code, message=item.reason),
+        generation=item.generation,
+        observed_generation=item.observed_generation,
+        tenant=tenant,
+        gpu=item.gpu,
+        gpus=item.gpus,
+        engine_args=list(item.engine_args),
+        min_replicas=item.min_replicas,
+        max_replicas=item.max_replicas,
+        desired_replicas=item.desired_replicas,
+        idle_timeout=item.idle_timeout,
+        max_wait=item.max_wait,
+        warmth=item.warmth,
+        paused=item.paused,
+        cold_start_ms=None if cold_start_ms is None else round(cold_start_ms, 1),
+        replicas=[replica(one) for one in replicas],
+        created_at=iso(item.created_at),
+        updated_at=iso(item.updated_at),
+    )
+
+
+def replica(item: domain.Replica) -> schemas.Replica:
+    return schemas.Replica(
+        id=item.id,
+        state=item.state,
+        generation=item.generation,
+        address=None if item.address is None else str(item.address),
+        reason=schemas.Reason(code=item.reason_code, message=item.reason),
+        created_at=iso(item.created_at),
+        ready_at=_maybe(item.ready_at),
+        terminated_at=_maybe(item.terminated_at),
+        startup_ms=item.startup_ms,
+    )
+
+
+def happening(row: EventRow) -> schemas.Event:
+    return schemas.Event(
+        id=row.id,
+        endpoint=row.endpoint_name,
+        replica=row.replica_id,
+        at=iso(row.at),
+        kind=row.kind,
+        state=row.state,
+        code=row.reason_code,
+        message=row.message,
+    )
+
+
+def tenant(row: TenantRow) -> schemas.Tenant:
+    return schemas.Tenant(id=row.id, name=row.name, created_at=iso(row.created_at))
+
+
+def key(row: ApiKeyRow, tenants: Mapping[str, str], now: float) -> schemas.Key:
+    state: Literal["active", "expired", "revoked"] = "active"
+    if row.revoked_at is not None:
+        state = "revoked"
+    elif row.expires_at is not None and row.expires_at <= now:
+        state = "expired"
+    return schemas.Key(
+        id=row.id,
+        name=row.name,
+        tenant=tenants.get(row.tenant_id, row.tenant_id),
+        prefix=row.prefix,
+        state=state,
+        concurrency=row.concurrency,
+        created_at=iso(row.created_at),
+        expires_at=_maybe(row.expires_at),
+        revoked_at=_maybe(row.revoked_at),
+        rotated_to=row.rotated_to,
+    )
+
+
+def certificate(item: Certificate, now: float) -> schemas.Certificate:
+    return schemas.Certificate(
+        name=item.name,
+        serial=item.serial,
+        names=list(item.names),
+        not_before=iso(item.not_before),
+        not_after=iso(item.not_after),
+        days_left=round((item.not_after - now) / 86_400, 2),
+        path=str(item.path),
+    )
+
+
+def audit(row: AuditRow) -> schemas.Audit:
+    return schemas.Audit(
+        id=row.id,
+        at=iso(row.at),
+        actor=row.actor,
+        role=row.role,
+        action=row.action,
+        target=row.target,
+        request_id=row.request_id,
+        detail=row.detail,
+    )
+
+
+def _maybe(at: float | None) -> str | None:
+    return None if at is None else iso(at)

@@ -1,0 +1,280 @@
+"""Wires every role, in reading order: what all share, then gateways, admin API, controller, and running them.
+
+`ingle up` runs all roles in this one process; `ingle serve ROLE` runs one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from control_plane.api.accounts import AccountOperations
+from control_plane.api.endpoints import EndpointOperations
+from control_plane.api.places import Places
+from control_plane.api.platform import PlatformOperations
+from control_plane.api.server import AdminApi
+from control_plane.autoscaler.loop import Autoscaler
+from control_plane.config import Settings
+from control_plane.domain import Address
+from control_plane.errors import ConfigError
+from control_plane.gateway.server import Gateway
+from control_plane.listener import TlsListener
+from control_plane.observe.logs import event
+from control_plane.observe.tracing import Tracing
+from control_plane.providers.base import Provider
+from control_plane.providers.local import LocalProvider
+from control_plane.reconciler.loop import Reconciler
+from control_plane.reconciler.stop import end_all
+from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
+from control_plane.security.secret import Secret, load_secret
+from control_plane.store.database import Store
+from control_plane.store.schema import require_schema, upgrade_schema
+
+_ANY_HOST = ("0.0.0.0", "::")
+Loop = Callable[[], Awaitable[None]]
+
+
+class Role(StrEnum):
+    API = "api"
+    GATEWAY = "gateway"
+    CONTROLLER = "controller"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What all roles share."""
+
+    settings: Settings
+    secret: Secret
+    store: Store
+    authority: CertificateAuthority
+    tracing: Tracing
+    provider: LocalProvider
+
+    def providers(self) -> dict[str, Provider]:
+        """By region."""
+        return {region.name: self.provider for region in self.settings.regions}
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where the roles of this process are reached."""
+
+    platform: Platform
+    admin_url: str | None = None
+    gateway_urls: dict[str, str] = field(default_factory=dict)
+
+
+async def open_platform(settings: Settings, *, migrate: bool) -> Platform:
+    """Raises ConfigError where the home, the database or its schema can't be used."""
+    secret = load_secret(settings.home)
+    await asyncio.to_thread(upgrade_schema if migrate else require_schema, settings.store_url)
+    provider = LocalProvider(
+        settings.home,
+        secret,
+        regions=[region.name for region in settings.regions],
+        command=settings.replica_command,
+        terminate_grace=settings.timing.terminate_grace,
+        log_bytes=settings.replica_log_bytes,
+    )
+    return Platform(
+        settings=settings,
+        secret=secret,
+        store=Store(settings.store_url),
+        authority=CertificateAuthority(settings.home, settings.certificate_days),
+        tracing=Tracing("ingle"),
+        provider=provider,
+    )
+
+
+async def serve(
+    settings: Settings,
+    roles: Collection[Role],
+    *,
+    regions: Collection[str],
+    ready: Callable[[Running], Awaitable[None]],
+    migrate: bool = False,
+    end_replicas: bool = False,
+) -> None:
+    """Run `roles` until SIGTERM or SIGINT, then stop them cleanly.
+
+    `regions` says which gateways to run. `ready` is awaited once everything listens.
+    """
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    async with AsyncExitStack() as stack:
+        platform = await open_platform(settings, migrate=migrate)
+        stack.push_async_callback(platform.store.close)
+        stack.callback(platform.tracing.close)
+        loops: list[Loop] = []
+        gateway_urls = {}
+        if Role.CONTROLLER in roles and end_replicas:
+            grace = settings.timing.terminate_grace + settings.timing.stop_grace
+            stack.push_async_callback(end_all, platform.store, platform.providers(), within=grace)
+        if Role.CONTROLLER in roles:
+            loops += _controller(platform)
+        # Pushed after what they depend on, so that on the way out tenants are let go first.
+        background = await stack.enter_async_context(_Background())
+        if Role.GATEWAY in roles:
+            for region in regions:
+                url, gateway_loops = await _gateway(platform, region, stack)
+                gateway_urls[region] = url
+                loops += gateway_loops
+        admin_url = None
+        if Role.API in roles:
+            admin_url, api_loops = await _api(platform, stack)
+            loops += api_loops
+        for loop in loops:
+            background.start(loop, stop)
+        await ready(Running(platform, admin_url, gateway_urls))
+        await stop.wait()
+        event("stopping")
+    background.raise_fault()
+
+
+def _controller(platform: Platform) -> list[Loop]:
+    owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+    timing = platform.settings.timing
+    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner)
+    return [reconciler.run, Autoscaler(platform.store, timing).run]
+
+
+async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
+    settings = platform.settings
+    address = settings.gateway_address(region)
+    gateway = Gateway(
+        platform.store,
+        platform.secret,
+        platform.tracing,
+        home=settings.home,
+        region=region,
+        gateway_id=f"{region}@{socket.gethostname()}"[:40] + f":{address.port or os.getpid()}",
+        limits=settings.limits,
+        timing=settings.timing,
+    )
+    stack.push_async_callback(gateway.close)
+    found = settings.region(region)
+    public = found.public_url if found else None
+    listener = TlsListener(
+        gateway.server,
+        address,
+        platform.authority,
+        f"gateway-{region}",
+        _host_names(address, public),
+        check=settings.timing.certificate_check,
+        flag="--gateway",
+    )
+    await listener.start()
+    stack.push_async_callback(listener.stop, settings.timing.stop_grace)
+    gateway.url = public or _url(listener.address)
+    return gateway.url, [gateway.run, listener.run]
+
+
+async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
+    settings = platform.settings
+    places = Places(settings)
+    operations = [
+        *EndpointOperations(platform.store, places, platform.provider.logs).table(),
+        *AccountOperations(platform.store, platform.secret).table(),
+        *PlatformOperations(platform.store, places, platform.authority, version("ingle")).table(),
+    ]
+    api = AdminApi(platform.store, platform.secret, operations, version("ingle"))
+    address = Address.parse(settings.admin)
+    stack.push_async_callback(api.close)
+    listener = TlsListener(
+        await api.start(),
+        address,
+        platform.authority,
+        "admin",
+        _host_names(address, None),
+        check=settings.timing.certificate_check,
+        flag="--admin",
+    )
+    await listener.start()
+    stack.push_async_callback(listener.stop, 1.0)
+    return _url(listener.address), [listener.run]
+
+
+class _Background:
+    """Tasks that run until the platform stops. One that fails stops the platform, and its error is kept."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fault: BaseException | None = None
+
+    async def __aenter__(self) -> _Background:
+        return self
+
+    def start(self, work: Loop, stop: asyncio.Event) -> None:
+        async def run() -> None:
+            try:
+                await work()
+            except Exception as error:
+                self._fault = error
+                stop.set()
+
+        self._tasks.append(asyncio.create_task(run()))
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+
+@contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Hold `home` for this process's `ingle up`. Raises ConfigError where another one has it."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = open(home / "up.lock", "a")  # noqa: SIM115  # held open on purpose
+    except OSError as error:
+        raise ConfigError(f"{home} can't be used ({error.strerror}): choose a writable --home", param="home") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another `ingle up` runs on {home}: stop it or choose another --home", code="already_running"
+            ) from None
+        yield
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        stop.set()
+        # A second signal ends the process at once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(ValueError):
+                loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked)
+
+
+def _host_names(address: Address, public_url: str | None) -> list[str]:
+    names = [*LOCAL_NAMES]
+    for extra in (address.host, urlsplit(public_url).hostname if public_url else None):
+        if extra and extra not in names and extra not in _ANY_HOST:
+            names.append(extra)
+    return names
+
+
+def _url(address: Address) -> str:
+    host = "127.0.0.1" if address.host in _ANY_HOST else address.host
+    return f"https://{Address(host, address.port)}"

@@ -1,0 +1,1 @@
+"""How many replicas each endpoint should have: `decide.py` decides, `loop.py` acts."""

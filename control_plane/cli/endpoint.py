@@ -1,0 +1,260 @@
+"""`ingle endpoint …`"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated, Any
+
+import typer
+
+from control_plane.cli import options
+from control_plane.cli.output import say, show_list, show_one
+from control_plane.cli.waiting import Goal, asleep, never, serving, settled, wait_for
+
+app = typer.Typer(no_args_is_help=True, help="Endpoints: create, watch, change, delete.")
+COLUMNS = ("name", "region", "model", "state", "generation", "desired_replicas", "reason.message")
+PATIENCE = 600.0
+
+Name = Annotated[str, typer.Argument(help="The endpoint's name.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", metavar="TYPE", help="Accelerator type; the region must offer it.")]
+Min = Annotated[int | None, typer.Option("--min-replicas", help="Never fewer. [default: 0]", min=0)]
+Max = Annotated[int | None, typer.Option("--max-replicas", help="Never more. [default: 1]", min=1)]
+Idle = Annotated[
+    float | None,
+    typer.Option(
+        "--idle-timeout", parser=options.duration, metavar="DURATION", help="Sleeps after so long. [default: 5m]"
+    ),
+]
+MaxWait = Annotated[
+    float | None,
+    typer.Option("--max-wait", parser=options.duration, metavar="DURATION", help="Holds a request. [default: 60s]"),
+]
+Warmth = Annotated[str | None, typer.Option("--warmth", help="cold, or hot (always a replica). [default: cold]")]
+EngineArg = Annotated[
+    list[str] | None, typer.Option("--engine-arg", metavar="ARG", help="Passed to the engine; may be repeated.")
+]
+
+
+@app.command()
+def create(
+    name: Name,
+    region: Annotated[str, typer.Option("--region", "-r", help="The only region that it ever runs in.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="A model's name, path or address.")],
+    gpu: Gpu = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Accelerators of each replica.", min=0)] = None,
+    min_replicas: Min = None,
+    max_replicas: Max = None,
+    idle_timeout: Idle = None,
+    warmth: Warmth = None,
+    max_wait: MaxWait = None,
+    engine_arg: EngineArg = None,
+    tenant: options.TenantName = "default",
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Create an endpoint. It starts once to prove its model, and sleeps when nobody calls."""
+    if warmth == "hot" and min_replicas is None:
+        min_replicas = 1
+    if min_replicas and max_replicas is None:
+        max_replicas = min_replicas
+    spec = _given(
+        name=name,
+        region=region,
+        model=_model(model),
+        tenant=tenant,
+        gpu=gpu,
+        gpus=1 if gpu and gpus is None else gpus,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        idle_timeout=idle_timeout,
+        max_wait=max_wait,
+        warmth=warmth,
+        engine_args=engine_arg or None,
+    )
+    with options.connect(profile) as client:
+        endpoint = client.create_endpoint(spec)
+        if wait:
+            endpoint = wait_for(client, name, serving, timeout) or endpoint
+        show_one(endpoint, output)
+
+
+@app.command("list")
+def list_(
+    region: Annotated[str | None, typer.Option("--region", "-r", help="Only those in this region.")] = None,
+    tenant: options.TenantFilter = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """List endpoints."""
+    with options.connect(profile) as client:
+        show_list(client.endpoints(region=region, tenant=tenant), COLUMNS, output)
+
+
+@app.command()
+def show(name: Name, output: options.Output = options.Format.TABLE, profile: options.ProfileFile = None) -> None:
+    """Show an endpoint and its replicas."""
+    with options.connect(profile) as client:
+        endpoint = client.endpoint(name)
+        show_one(endpoint, output, skip=("replicas",))
+        if output is options.Format.TABLE and endpoint.replicas:
+            print()
+            show_list(endpoint.replicas, ("id", "state", "generation", "address", "startup_ms", "created_at"), output)
+
+
+@app.command()
+def update(
+    name: Name,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model's name, path or address.")] = None,
+    gpu: Gpu = None,
+    min_replicas: Min = None,
+    max_replicas: Max = None,
+    idle_timeout: Idle = None,
+    warmth: Warmth = None,
+    max_wait: MaxWait = None,
+    engine_arg: EngineArg = None,
+    pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop serving, or serve again.")] = None,
+    if_generation: Annotated[int | None, typer.Option("--if-generation", help="Only if it still is that.")] = None,
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Change an endpoint; replicas are replaced one generation by the next without a gap."""
+    changes = _given(
+        model=_model(model) if model else None,
+        gpu=gpu,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        idle_timeout=idle_timeout,
+        max_wait=max_wait,
+        warmth=warmth,
+        engine_args=engine_arg or None,
+        paused=pause,
+    )
+    if not changes:
+        raise typer.BadParameter("say what to change: see --help")
+    with options.connect(profile) as client:
+        endpoint = client.update_endpoint(name, changes, if_generation=if_generation)
+        if wait:
+            endpoint = wait_for(client, name, settled, timeout) or endpoint
+        show_one(endpoint, output, skip=("replicas",))
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: options.Yes = False,
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Delete an endpoint: what is in flight ends first."""
+    options.confirm(f"Delete endpoint {name}?", yes)
+    with options.connect(profile) as client:
+        client.delete_endpoint(name)
+        if wait:
+            wait_for(client, name, never, timeout)
+    say(f"{name} {'is deleted' if wait else 'is being deleted'}")
+
+
+@app.command()
+def wake(
+    name: Name,
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Start a replica now; one that was given up on is tried again."""
+    with options.connect(profile) as client:
+        endpoint = client.wake_endpoint(name)
+        _finish(client, endpoint, serving, wait, timeout, output)
+
+
+@app.command()
+def sleep(
+    name: Name,
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Scale to zero now; the next request wakes it."""
+    with options.connect(profile) as client:
+        endpoint = client.sleep_endpoint(name)
+        _finish(client, endpoint, asleep, wait, timeout, output)
+
+
+@app.command()
+def events(
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new ones as they happen.")] = False,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """What happened to an endpoint, and why."""
+    with options.connect(profile) as client:
+        found = client.events(name, limit=limit)
+        show_list(found, ("at", "kind", "state", "code", "message", "replica"), output)
+        while follow:
+            time.sleep(1.0)
+            after = found[-1].id if found else 0
+            new = client.events(name, limit=1000, after=after)
+            if new:
+                found = new
+                for item in new:
+                    print(f"{item.at}  {item.kind}  {item.state}  {item.code or '–'}  {item.message}", flush=True)
+
+
+@app.command()
+def logs(
+    name: Name,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="Of each replica.")] = 100,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """The last lines that an endpoint's replicas logged."""
+    with options.connect(profile) as client:
+        found = client.logs(name, lines=lines)
+    if output is not options.Format.TABLE:
+        show_list(found, (), output)
+        return
+    for replica in found:
+        say(f"{replica.replica} ({replica.state})")
+        for line in replica.lines:
+            print(line)
+
+
+@app.command("test")
+def try_(
+    name: Name,
+    prompt: Annotated[str, typer.Option("--prompt", help="What to ask.")] = "Say hello in five words.",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 32,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Stream one reply through the gateway, with a key made for it and revoked after it."""
+    from control_plane.cli.probe import try_endpoint
+
+    with options.connect(profile) as client:
+        result = try_endpoint(client, name, prompt, max_tokens)
+    show_one(result, output)
+
+
+def _finish(client: Any, endpoint: Any, goal: Goal, wait: bool, timeout: float, output: options.Format) -> None:
+    if wait:
+        endpoint = wait_for(client, endpoint.name, goal, timeout) or endpoint
+    show_one(endpoint, output, skip=("replicas",))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _model(text: str) -> str:
+    """A path that is there, made absolute: the platform runs in a folder of its own."""
+    return os.path.abspath(text) if os.path.exists(text) else text

@@ -1,0 +1,77 @@
+"""Options that many commands share, and values as people write them."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from control_plane.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from control_plane.client import AdminClient
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class KeyFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    ENV = "env"
+
+
+def duration(text: str) -> float:
+    """`90`, `90s`, `5m`, `2h`, `30d` → seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} isn't a duration: write 30s, 5m, 2h or 7d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+Output = Annotated[Format, typer.Option("-o", "--output", help="How to print.", envvar="INGLE_OUTPUT")]
+ProfileFile = Annotated[
+    Path | None, typer.Option("--profile", help="Profile file.", envvar="INGLE_PROFILE", show_envvar=True)
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is so.")]
+Patience = Annotated[
+    float, typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long --wait waits.")
+]
+Home = Annotated[Path | None, typer.Option("--home", help="Where everything is kept.", envvar="INGLE_HOME")]
+TenantName = Annotated[str, typer.Option("--tenant", help="Whose it is.")]
+TenantFilter = Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")]
+Admin = Annotated[str | None, typer.Option("--admin", metavar="HOST:PORT", help="Where the admin API listens.")]
+GatewayAddress = Annotated[
+    str | None,
+    typer.Option("--gateway", metavar="HOST:PORT", help="Where the first region's gateway listens."),
+]
+
+
+def connect(profile: Path | None) -> AdminClient:
+    """A client of the installation that the profile names."""
+    from control_plane.client import AdminClient
+    from control_plane.profile import profile_path, read_profile
+
+    return AdminClient(read_profile(profile_path(profile)))
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless told not to. Raises InvalidInput where there is nobody to ask, and Abort on no."""
+    import sys
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question} Say --yes, since there is no terminal to ask at.")
+    typer.confirm(question, abort=True, err=True)

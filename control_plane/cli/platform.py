@@ -1,0 +1,90 @@
+"""`ingle region …`, `ingle cert …`, `ingle audit …`, `ingle usage`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from control_plane.cli import options
+from control_plane.cli.output import show_list, show_one
+
+region_app = typer.Typer(no_args_is_help=True, help="Regions: where endpoints live and where they answer.")
+cert_app = typer.Typer(no_args_is_help=True, help="Certificates of the private authority.")
+audit_app = typer.Typer(no_args_is_help=True, help="Who changed what.")
+_CERT_COLUMNS = ("name", "not_after", "days_left", "names", "serial")
+
+
+@region_app.command("list")
+def list_regions(output: options.Output = options.Format.TABLE, profile: options.ProfileFile = None) -> None:
+    """List regions."""
+    with options.connect(profile) as client:
+        show_list(client.regions(), ("name", "provider", "url", "gateway", "endpoints"), output)
+
+
+@region_app.command("show")
+def show_region(
+    name: Annotated[str, typer.Argument()],
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Show a region."""
+    with options.connect(profile) as client:
+        show_one(client.region(name), output)
+
+
+@cert_app.command("list")
+def list_certificates(output: options.Output = options.Format.TABLE, profile: options.ProfileFile = None) -> None:
+    """List certificates."""
+    with options.connect(profile) as client:
+        show_list(client.certificates(), _CERT_COLUMNS, output)
+
+
+@cert_app.command("show")
+def show_certificate(
+    name: Annotated[str, typer.Argument()],
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Show a certificate."""
+    with options.connect(profile) as client:
+        show_one(client.certificate(name), output)
+
+
+@cert_app.command("rotate")
+def rotate_certificates(
+    name: Annotated[str | None, typer.Argument(help="Without one: the gateways' certificates.")] = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Renew certificates now; open connections stay."""
+    with options.connect(profile) as client:
+        show_list(client.rotate_certificates(name), _CERT_COLUMNS, output)
+
+
+@audit_app.command("list")
+def list_audit(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """The last changes, newest first."""
+    with options.connect(profile) as client:
+        show_list(client.audit(limit), ("at", "actor", "role", "action", "target", "detail"), output)
+
+
+def usage(
+    since: Annotated[
+        float, typer.Option("--since", parser=options.duration, metavar="DURATION", help="How far back.")
+    ] = 30 * 86_400.0,
+    tenant: options.TenantFilter = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", help="Only this endpoint's.")] = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Requests and tokens by tenant, endpoint and region."""
+    with options.connect(profile) as client:
+        found = client.usage(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
+        columns = ("tenant", "endpoint", "region", "requests", "prompt_tokens", "completion_tokens", "cached_tokens")
+        show_list(found, (*columns, "mean_duration_ms", "mean_ttft_ms"), output)

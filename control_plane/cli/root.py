@@ -1,0 +1,47 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from control_plane.cli import account, endpoint, engine, platform, run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Serverless endpoints for language models, pinned to a region.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("ingle"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("up")(run.up)
+app.add_typer(run.serve_app, name="serve")
+app.add_typer(run.db_app, name="db")
+app.add_typer(platform.region_app, name="region")
+app.add_typer(endpoint.app, name="endpoint")
+app.add_typer(account.tenant_app, name="tenant")
+app.add_typer(account.key_app, name="key")
+app.add_typer(platform.cert_app, name="cert")
+app.command("usage")(platform.usage)
+app.add_typer(platform.audit_app, name="audit")
+app.command("engine", context_settings=engine.PASS_ON)(engine.engine)
+app.command("model", context_settings=engine.PASS_ON)(engine.model)

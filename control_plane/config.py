@@ -1,0 +1,196 @@
+"""One frozen, validated settings tree: TOML file < environment (`INGLE_*`) < flags.
+
+The file is `HOME/ingle.toml`. A nested field is spelled with two underscores in the environment
+(`INGLE_LIMITS__MAX_HELD=100`); lists and tables are JSON there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from control_plane.domain import Address, is_name
+from control_plane.errors import ConfigError
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _address(text: str) -> str:
+    Address.parse(text)
+    return text
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError("must be a DNS label: lower-case letters, digits and hyphens")
+    return text
+
+
+HostPort = Annotated[str, AfterValidator(_address)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RegionSettings(_Section):
+    """A region: where its replicas run and where its gateway listens."""
+
+    name: Annotated[str, AfterValidator(_name)]
+    provider: Literal["local"] = "local"
+    gateway: HostPort | None = None
+    """Defaults to the first region's address with the next ports."""
+    public_url: str | None = None
+    """What tenants type, where a load balancer stands before the gateway."""
+
+
+class Limits(_Section):
+    """Bounds on what a gateway holds at once."""
+
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    max_held: int = Field(2048, ge=0)
+    """Requests held per endpoint while a replica starts."""
+    max_in_flight: int = Field(8192, ge=1)
+    key_concurrency: int = Field(1024, ge=1)
+    """Requests at once per key, where the key has no bound of its own."""
+    upstream_connect: Seconds = 5.0
+    upstream_silence: Seconds = 600.0
+    """Longest wait for the next byte of a reply."""
+    snapshot_max_age: float = Field(86_400.0, gt=0)
+    """How long a gateway serves without a word from the store."""
+    max_spool_bytes: int = Field(64 * 1024 * 1024, ge=4096)
+
+
+class Timing(_Section):
+    """Intervals and patience of the control loops, in seconds."""
+
+    tick: Seconds = 0.5
+    probe_timeout: Seconds = 1.0
+    liveness_grace: Seconds = 10.0
+    start_timeout: Seconds = 900.0
+    drain_timeout: Seconds = 60.0
+    terminate_grace: Seconds = 10.0
+    stable_after: Seconds = 20.0
+    backoff_base: Seconds = 1.0
+    backoff_cap: Seconds = 120.0
+    max_failures: int = Field(6, ge=1)
+    lease: Seconds = 8.0
+    sweep: Seconds = 15.0
+    snapshot_poll: Seconds = 0.5
+    demand_report: Seconds = 1.0
+    demand_stale: Seconds = 15.0
+    usage_flush: Seconds = 0.5
+    certificate_check: Seconds = 5.0
+    stop_grace: Seconds = 15.0
+
+
+class Settings(_Section):
+    home: Path
+    database_url: str = ""
+    admin: HostPort = "127.0.0.1:8440"
+    gateway: HostPort = "127.0.0.1:8443"
+    regions: tuple[RegionSettings, ...] = (RegionSettings(name="local-eu"), RegionSettings(name="local-me"))
+    replica_command: tuple[str, ...] = (sys.executable, "-m", "data_plane", "serve")
+    replica_log_bytes: int = Field(8 * 1024 * 1024, ge=4096)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    certificate_days: int = Field(90, ge=1, le=825)
+    limits: Limits = Limits()
+    timing: Timing = Timing()
+
+    def region(self, name: str) -> RegionSettings | None:
+        return next((region for region in self.regions if region.name == name), None)
+
+    def gateway_address(self, name: str) -> Address:
+        """Where the gateway of region `name` listens."""
+        first = Address.parse(self.gateway)
+        for index, region in enumerate(self.regions):
+            if region.name == name:
+                if region.gateway:
+                    return Address.parse(region.gateway)
+                return Address(first.host, first.port + index if first.port else 0)
+        raise ConfigError(f"region {name!r} isn't one of {', '.join(r.name for r in self.regions)}", param="region")
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{self.home / 'ingle.db'}"
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the tree. `flags` are values given on the command line; None among them means not given.
+
+    Raises ConfigError naming the field.
+    """
+    env = os.environ if environ is None else environ
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    home = Path(given.get("home") or env.get("INGLE_HOME") or Path.home() / ".ingle").expanduser().absolute()
+    values = _read_file(home / "ingle.toml")
+    _overlay(values, _from_environment(env))
+    _overlay(values, given)
+    values["home"] = home
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe_validation(error)) from None
+    names = [region.name for region in settings.regions]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError("regions: at least one, each name once", param="regions")
+    return settings
+
+
+def describe_validation(error: ValidationError) -> str:
+    """A validation error as one line: field, then what is wrong with it."""
+    parts = []
+    for item in error.errors(include_url=False, include_input=False)[:3]:
+        where = ".".join(str(step) for step in item["loc"]) or "input"
+        parts.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+    return "; ".join(parts)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, _Section):
+            section = {
+                inner: env[key]
+                for inner in nested.model_fields
+                if (key := f"INGLE_{name.upper()}__{inner.upper()}") in env
+            }
+            if section:
+                values[name] = section
+        elif (key := f"INGLE_{name.upper()}") in env:
+            text = env[key]
+            values[name] = _json(key, text) if name in ("regions", "replica_command") else text
+    return values
+
+
+def _json(key: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(f"{key} must be a JSON list", param=key) from None
+
+
+def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for name, value in over.items():
+        if isinstance(value, Mapping) and isinstance(base.get(name), dict):
+            _overlay(base[name], value)
+        else:
+            base[name] = value

@@ -1,0 +1,228 @@
+"""States, transitions and value objects. Pure: imports nothing of ours.
+
+Times are seconds since the epoch (float), durations are seconds unless a name ends in `_ms`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$"
+_NAME = re.compile(NAME_PATTERN)
+
+PERMANENT_START_FAILURES = frozenset(
+    {"model_not_found", "model_unreadable", "unsupported_architecture", "invalid_argument", "accelerator_not_offered"}
+)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name an endpoint, tenant or region: a DNS label, since it becomes part of a host name."""
+    return _NAME.fullmatch(text) is not None
+
+
+class EndpointState(StrEnum):
+    PENDING = "pending"
+    PROVISIONING = "provisioning"
+    LOADING = "loading"
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    ZERO = "zero"
+    PAUSED = "paused"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+class ReplicaState(StrEnum):
+    """INTENDED is written before anything is started; TERMINATED only once the provider says that it is gone."""
+
+    INTENDED = "intended"
+    STARTING = "starting"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+
+    @property
+    def active(self) -> bool:
+        """Counts towards what was asked: not on its way out."""
+        return self in _ACTIVE
+
+
+_ACTIVE = frozenset({ReplicaState.INTENDED, ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNHEALTHY})
+
+
+class Phase(StrEnum):
+    """What a provider says of a replica."""
+
+    ABSENT = "absent"
+    STARTING = "starting"
+    RUNNING = "running"
+    FAILED = "failed"
+    EXITED = "exited"
+
+
+class Role(StrEnum):
+    """Roles of admin tokens; each includes those after it."""
+
+    OWNER = "owner"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+    def includes(self, other: Role) -> bool:
+        order = list(Role)
+        return order.index(self) <= order.index(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`HOST:PORT`, with IPv6 hosts in brackets. Raises ValueError that says what is wrong."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is not HOST:PORT")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint as stored: what was asked (`generation` counts that) and what stands."""
+
+    id: str
+    tenant_id: str
+    name: str
+    region: str
+    model: str
+    gpu: str | None
+    gpus: int
+    engine_args: tuple[str, ...]
+    min_replicas: int
+    max_replicas: int
+    idle_timeout: float
+    max_wait: float
+    warmth: str
+    paused: bool
+    deleting: bool
+    generation: int
+    runtime_generation: int
+    """The newest generation that changed what a replica runs; older replicas are replaced."""
+    observed_generation: int
+    desired_replicas: int
+    state: EndpointState
+    reason_code: str | None
+    reason: str
+    failures: int
+    retry_at: float
+    failed_generation: int
+    """The generation that was given up on; 0 when none was."""
+    wake_at: float
+    sleep_at: float
+    created_at: float
+    updated_at: float
+
+    @property
+    def given_up(self) -> bool:
+        return self.failed_generation == self.generation
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica as stored."""
+
+    id: str
+    endpoint_id: str
+    generation: int
+    region: str
+    state: ReplicaState
+    address: Address | None
+    reason_code: str | None
+    reason: str
+    created_at: float
+    ready_at: float | None
+    unhealthy_at: float | None
+    draining_at: float | None
+    terminated_at: float | None
+    startup_ms: float | None
+    busy: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """All that a provider needs to start a replica."""
+
+    replica_id: str
+    endpoint_name: str
+    region: str
+    model: str
+    gpu: str | None = None
+    gpus: int = 0
+    engine_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A provider's word on a replica. `phases` holds start-up phases in milliseconds."""
+
+    phase: Phase
+    address: Address | None = None
+    startup_ms: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    code: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a provider can start in a region. `accelerator` is "cpu" or an accelerator type."""
+
+    region: str
+    accelerator: str
+    max_per_replica: int
+    price_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One gateway's report on one endpoint."""
+
+    gateway_id: str
+    in_flight: int
+    held: int
+    last_finished_at: float
+    reported_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageEvent:
+    """One finished request, as billed: exactly once by `request_id`."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    endpoint_id: str
+    endpoint_name: str
+    replica_id: str | None
+    region: str
+    route: str
+    started_at: float
+    duration_ms: float
+    ttft_ms: float | None
+    held_ms: float
+    status: int
+    outcome: str
+    streamed: bool
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int

@@ -1,0 +1,1 @@
+"""A tenant's request: tls, authenticate, limit, activate, route, proxy, meter."""

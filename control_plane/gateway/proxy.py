@@ -1,0 +1,212 @@
+"""Sends a request to a replica and its reply to the client: streams frame by frame, the rest in one piece."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import aiohttp
+from aiohttp import web
+
+from control_plane.config import Limits
+from control_plane.errors import IngleError, UpstreamError
+from control_plane.gateway.activator import Activator
+from control_plane.gateway.exchange import Exchange
+from control_plane.gateway.snapshot import Key, Route, Target
+from control_plane.gateway.sse import EventRelay, error_frame, parse_usage
+from control_plane.observe import metrics
+
+_MAX_REPLY = 64 * 1024 * 1024
+_KEEP_ALIVE = 15.0  # less than any replica's, so that a pooled connection is never one that just closed
+_PASSED_BACK = ("retry-after", "openai-processing-ms", "openai-model")
+_LOST = "the replica that served this request was lost"
+
+
+class _NotSent(Exception):
+    """The replica never saw the request."""
+
+
+class _Refused(Exception):
+    """The replica takes nothing new."""
+
+
+class _LostBeforeFirstByte(Exception):
+    pass
+
+
+class Proxy:
+    """Owns the pool of connections to replicas."""
+
+    def __init__(self, activator: Activator, limits: Limits, region: str, cache_salt: Callable[[str], str]) -> None:
+        self._activator = activator
+        self._region = region
+        self._cache_salt = cache_salt
+        self._salts: dict[str, str] = {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.upstream_connect, sock_read=limits.upstream_silence
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept-Encoding"),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def forward(
+        self, request: web.BaseRequest, exchange: Exchange, route: Route, key: Key, body: bytes, wait: float
+    ) -> web.StreamResponse:
+        """Answer `request` from a replica of `route`; `wait` bounds the holding, in seconds.
+
+        Until the first byte another replica is tried: once after a loss, and for as long as `wait` allows where the
+        replica never took the request. Raises IngleError until then; afterwards the stream itself says what went wrong.
+        """
+        tried: set[str] = set()
+        lost = False
+        while True:
+            target = self._activator.pick(route, tried)
+            if target is None:
+                if lost:
+                    raise UpstreamError(f"{_LOST}, and no other is ready")
+                target = await self._held(exchange, route, tried, wait)
+            exchange.target = target
+            target.in_flight += 1
+            try:
+                return await self._once(request, exchange, target, key, body)
+            except _NotSent:
+                self._activator.suspect(target)
+                tried.add(target.id)
+            except _Refused:
+                tried.add(target.id)
+            except _LostBeforeFirstByte:
+                self._activator.suspect(target)
+                if lost:
+                    raise UpstreamError(f"{_LOST}, and so was another") from None
+                tried.add(target.id)
+                lost = True
+                metrics.retries.labels(self._region).inc()
+            finally:
+                target.in_flight -= 1
+
+    async def _held(self, exchange: Exchange, route: Route, tried: set[str], wait: float) -> Target:
+        before = time.perf_counter()
+        try:
+            return await self._activator.hold(route, tried, wait - exchange.held)
+        finally:
+            exchange.held += time.perf_counter() - before
+
+    async def _once(
+        self, request: web.BaseRequest, exchange: Exchange, target: Target, key: Key, body: bytes
+    ) -> web.StreamResponse:
+        headers = self._headers(request, exchange, target, key)
+        try:
+            upstream = await self._session.post(
+                target.url(exchange.path), data=body, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise _NotSent from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _LostBeforeFirstByte from error
+        try:
+            if upstream.status in (401, 403) or 300 <= upstream.status < 400:
+                raise UpstreamError("the replica didn't accept the gateway's request")
+            if upstream.status == 503:
+                raise _Refused
+            for name in _PASSED_BACK:
+                if name in upstream.headers:
+                    exchange.headers[name] = upstream.headers[name]
+            exchange.status = upstream.status
+            if upstream.content_type == "text/event-stream":
+                return await self._stream(request, exchange, upstream)
+            return await self._whole(exchange, upstream)
+        finally:
+            # Does nothing to a reply read to its end; cutting any other is what cancels the replica's work.
+            upstream.close()
+
+    async def _whole(self, exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Response:
+        if (upstream.content_length or 0) > _MAX_REPLY:
+            raise UpstreamError("the replica's reply is too large")
+        try:
+            body = await upstream.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _LostBeforeFirstByte from error
+        usage = upstream.headers.get("x-ingle-usage")
+        if usage is not None:
+            exchange.usage = parse_usage(usage)
+        exchange.outcome = "ok" if upstream.status < 400 else "error"
+        exchange.headers["content-type"] = upstream.headers.get("content-type", "application/json")
+        return web.Response(status=upstream.status, body=body, headers=exchange.headers)
+
+    async def _stream(
+        self, request: web.BaseRequest, exchange: Exchange, upstream: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        exchange.streamed = True
+        exchange.headers |= {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        }
+        relay = EventRelay()
+        response: web.StreamResponse | None = None
+        rest = b""
+        while True:
+            try:
+                chunk = await upstream.content.readany()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if response is None:
+                    raise _LostBeforeFirstByte from error
+                exchange.outcome = exchange.error = "upstream_lost"
+                rest = error_frame(UpstreamError(f"{_LOST} before the reply was complete").body())
+                break
+            if not chunk:
+                exchange.outcome = "ok"
+                rest = relay.finish()
+                break
+            frames = relay.feed(chunk)
+            exchange.usage = relay.usage
+            if frames:
+                if response is None:
+                    response = await _begin(request, exchange)
+                await response.write(frames)
+        if response is None:
+            response = await _begin(request, exchange)
+        if rest:
+            await response.write(rest)
+        await response.write_eof()
+        return response
+
+    def _headers(self, request: web.BaseRequest, exchange: Exchange, target: Target, key: Key) -> dict[str, str]:
+        salt = self._salts.get(key.tenant_id)
+        if salt is None:
+            salt = self._salts[key.tenant_id] = self._cache_salt(key.tenant_id)
+        headers = {
+            "Authorization": target.authorization,
+            "Content-Type": request.headers.get("Content-Type", "application/json"),
+            "Accept": request.headers.get("Accept", "*/*"),
+            "x-request-id": exchange.request_id,
+            "x-ingle-cache-salt": salt,
+            "x-ingle-usage": "1",
+            **exchange.span.carrier(),
+        }
+        if exchange.override_model:
+            headers["x-ingle-model"] = "override"
+        return headers
+
+
+async def _begin(request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    exchange.first_byte = exchange.elapsed()
+    response = web.StreamResponse(status=exchange.status, headers=exchange.headers)
+    await response.prepare(request)
+    return response
+
+
+def error_reply(error: IngleError, exchange: Exchange) -> web.Response:
+    """`error` as a reply in OpenAI's shape."""
+    headers = exchange.headers
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return web.json_response(error.body(), status=error.status, headers=headers)

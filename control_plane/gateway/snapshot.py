@@ -1,0 +1,223 @@
+"""What a gateway knows: keys and routes, in memory, refreshed from the store, kept on disk signed.
+
+A request is served from here alone. While the store is away the last word stands, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from yarl import URL
+
+from control_plane.domain import Endpoint, EndpointState, Replica, ReplicaState
+from control_plane.errors import StoreUnavailable
+from control_plane.observe.logs import event
+from control_plane.security.files import private_folder, write_private
+from control_plane.security.secret import Secret
+from control_plane.store import endpoints, replicas, tenants
+from control_plane.store.database import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    id: str
+    tenant_id: str
+    hash: str
+    """Hexadecimal."""
+    expires_at: float | None
+    concurrency: int | None
+
+
+@dataclass(slots=True)
+class Target:
+    """A replica that can be sent to. `in_flight` and `suspect_until` are this gateway's own, and outlive refreshes."""
+
+    id: str
+    address: str
+    authorization: str = field(repr=False)
+    in_flight: int = 0
+    suspect_until: float = 0.0
+    _urls: dict[str, URL] = field(default_factory=dict, repr=False)
+
+    def url(self, path: str) -> URL:
+        """`path` comes from the gateway's fixed list of routes, so that this cache is bounded."""
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(f"http://{self.address}{path}", encoded=True)
+        return url
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint as a gateway needs it. `cold_start_ms` is None before the first measured start."""
+
+    endpoint_id: str
+    name: str
+    tenant_id: str
+    region: str
+    created_at: float
+    state: EndpointState
+    reason_code: str | None
+    reason: str
+    max_wait: float
+    cold_start_ms: float | None
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    revision: int
+    taken_at: float
+    keys: Mapping[str, Key]
+    routes: Mapping[str, Route]
+
+
+EMPTY = Snapshot(-1, 0.0, {}, {})
+
+
+class SnapshotKeeper:
+    """Holds the newest snapshot for one region's gateway.
+
+    `listen` adds a function that is called after each change. `healthy` tells whether the last look at the store
+    succeeded.
+    """
+
+    def __init__(
+        self, store: Store, secret: Secret, folder: Path, region: str, *, poll: float, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._secret = secret
+        self._path = private_folder(folder) / f"{region}.snapshot"
+        self._region = region
+        self._poll = poll
+        self._clock = clock
+        self._poke = store.subscribe("routes")
+        self._listeners: list[Callable[[], None]] = []
+        self._targets: dict[str, Target] = {}
+        self._looking: asyncio.Task[bool] | None = None
+        self.current = EMPTY
+        self.checked_at = 0.0
+        self.healthy = False
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        """Start from disk if the store is away, then look whenever something changed, until cancelled."""
+        if not await self.refresh():
+            self._restore()
+        while True:
+            await self._poke.wait(self._poll)
+            await self.refresh()
+
+    async def refresh(self) -> bool:
+        """Look at the store now; callers at the same time share one look. Returns whether it answered."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> bool:
+        now = self._clock()
+        try:
+            async with self._store.read() as session:
+                revision = await endpoints.routes_revision(session)
+                if revision != self.current.revision:
+                    data = {
+                        "revision": revision,
+                        "keys": [
+                            asdict(Key(row.id, row.tenant_id, row.hash.hex(), row.expires_at, row.concurrency))
+                            for row in await tenants.usable_keys(session, now)
+                        ],
+                        "routes": _routes(
+                            await endpoints.list_endpoints(session),
+                            await replicas.live_replicas(session),
+                            await endpoints.cold_start_estimates(session),
+                        ),
+                    }
+                else:
+                    data = None
+        except StoreUnavailable as error:
+            if self.healthy:
+                event("gateway.store_unavailable", level=logging.WARNING, region=self._region, reason=error.message)
+            self.healthy = False
+            return False
+        if not self.healthy:
+            event("gateway.store_available", region=self._region)
+        self.healthy = True
+        self.checked_at = now
+        if data is not None:
+            self._adopt(data, now)
+            await asyncio.to_thread(self._keep, data, now)
+        return True
+
+    def _adopt(self, data: Mapping[str, Any], taken_at: float) -> None:
+        routes = {}
+        live: dict[str, Target] = {}
+        for entry in data["routes"]:
+            targets = []
+            for replica_id, address in entry["targets"]:
+                target = self._targets.get(replica_id)
+                if target is None or target.address != address:
+                    token = self._secret.replica_token(replica_id)
+                    target = Target(replica_id, address, f"Bearer {token}")
+                live[replica_id] = target
+                targets.append(target)
+            route = Route(**{**entry, "state": EndpointState(entry["state"]), "targets": tuple(targets)})
+            routes[route.name] = route
+        self._targets = live
+        keys = {entry["id"]: Key(**entry) for entry in data["keys"]}
+        self.current = Snapshot(data["revision"], taken_at, keys, routes)
+        for listener in self._listeners:
+            listener()
+
+    def _keep(self, data: Mapping[str, Any], taken_at: float) -> None:
+        body = json.dumps({"taken_at": taken_at, **data}, sort_keys=True).encode()
+        try:
+            write_private(self._path, self._secret.sign(body).encode() + b"\n" + body)
+        except OSError as error:
+            event("gateway.snapshot_not_kept", level=logging.WARNING, region=self._region, reason=error.strerror)
+
+    def _restore(self) -> None:
+        try:
+            signature, _, body = self._path.read_bytes().partition(b"\n")
+        except OSError:
+            return
+        if not hmac.compare_digest(signature.decode("ascii", "replace"), self._secret.sign(body)):
+            event("gateway.snapshot_refused", level=logging.ERROR, region=self._region, reason="its signature is wrong")
+            return
+        data = json.loads(body)
+        self.checked_at = data.pop("taken_at")
+        # Its revision is forgotten, so that the first word from the store replaces it.
+        self._adopt({**data, "revision": -1}, self.checked_at)
+        event("gateway.snapshot_restored", region=self._region, routes=len(self.current.routes))
+
+
+def _routes(known: list[Endpoint], running: list[Replica], cold_starts: Mapping[str, float]) -> list[dict[str, Any]]:
+    ready: dict[str, list[tuple[str, str]]] = {}
+    for replica in running:
+        if replica.state is ReplicaState.READY and replica.address is not None:
+            ready.setdefault(replica.endpoint_id, []).append((replica.id, str(replica.address)))
+    return [
+        {
+            "endpoint_id": endpoint.id,
+            "name": endpoint.name,
+            "tenant_id": endpoint.tenant_id,
+            "region": endpoint.region,
+            "created_at": endpoint.created_at,
+            "state": str(endpoint.state),
+            "reason_code": endpoint.reason_code,
+            "reason": endpoint.reason,
+            "max_wait": endpoint.max_wait,
+            "cold_start_ms": cold_starts.get(endpoint.id),
+            "targets": ready.get(endpoint.id, []),
+        }
+        for endpoint in known
+        if not endpoint.deleting
+    ]

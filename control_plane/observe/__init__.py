@@ -1,0 +1,1 @@
+"""Telemetry: structured logs, metrics, traces."""

@@ -1,0 +1,47 @@
+"""Names of metrics and attributes, and the metrics of this process. Histograms are in seconds."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# The conventions' boundaries, with more below 10 ms.
+DURATION_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+COLD_START_BUCKETS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+
+request_duration = Histogram(
+    "gen_ai_server_request_duration_seconds",
+    "Time from a request's arrival at the gateway to the end of its reply",
+    ("region", "endpoint"),
+    buckets=DURATION_BUCKETS,
+)
+time_to_first_token = Histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    "Time from a request's arrival at the gateway to the first byte of its streamed reply",
+    ("region", "endpoint"),
+    buckets=DURATION_BUCKETS,
+)
+requests = Counter("ingle_requests", "Requests answered", ("region", "endpoint", "status", "outcome"))
+refusals = Counter("ingle_errors", "Requests that the gateway refused or failed, by code", ("region", "code"))
+running = Gauge("ingle_requests_running", "Requests being proxied", ("region", "endpoint"))
+held = Gauge("ingle_requests_held", "Requests held while a replica starts", ("region", "endpoint"))
+tokens = Counter("ingle_tokens", "Tokens metered", ("region", "endpoint", "kind"))
+retries = Counter("ingle_upstream_retries", "Requests sent again to another replica", ("region",))
+snapshot_age = Gauge("ingle_snapshot_age_seconds", "Age of the store's last word to the gateway", ("region",))
+usage_pending = Gauge("ingle_usage_pending", "Usage events not yet in the store", ("region",))
+usage_dropped = Counter("ingle_usage_dropped", "Usage events lost because the spool was full", ("region",))
+certificate_not_after = Gauge("ingle_certificate_not_after_seconds", "When a served certificate ends", ("name",))
+certificate_faults = Counter("ingle_certificate_faults", "Certificate files that couldn't be loaded", ("name",))
+replicas_desired = Gauge("ingle_replicas_desired", "Replicas wanted", ("region", "endpoint"))
+replicas_ready = Gauge("ingle_replicas_ready", "Replicas ready", ("region", "endpoint"))
+cold_start = Histogram(
+    "ingle_cold_start_seconds", "Time from intent to ready", ("region", "endpoint"), buckets=COLD_START_BUCKETS
+)
+
+
+def exposition() -> bytes:
+    """All metrics of this process as Prometheus text."""
+    return generate_latest(REGISTRY)

@@ -1,0 +1,78 @@
+"""Traces, exported over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set; free of cost when it isn't."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+SERVICE_NAME = "service.name"
+
+
+class Tracing:
+    """One per process; `close` sends what is still buffered."""
+
+    def __init__(self, service: str) -> None:
+        self._provider: TracerProvider | None = None
+        if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+            return
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=5)))
+
+    def server_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> ServerSpan:
+        """The span of one request, a child of the caller's span if `headers` name one. Must be ended."""
+        return ServerSpan(self._provider, name, headers, attributes)
+
+    def close(self) -> None:
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+class ServerSpan:
+    """A SERVER span, or only a carrier of the caller's trace where nothing is exported."""
+
+    __slots__ = ("_context", "_incoming", "_span")
+
+    def __init__(
+        self, provider: TracerProvider | None, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]
+    ) -> None:
+        self._span = None
+        self._incoming = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
+        if provider is None:
+            return
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        parent = TraceContextTextMapPropagator().extract(self._incoming)
+        tracer = provider.get_tracer("ingle.gateway")
+        self._span = tracer.start_span(name, parent, trace.SpanKind.SERVER, dict(attributes))
+        self._context = trace.set_span_in_context(self._span)
+
+    def carrier(self) -> dict[str, str]:
+        """Headers that make the next hop's span a child of this one."""
+        if self._span is None:
+            return self._incoming
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, self._context)
+        return carrier
+
+    def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
+        if self._span is None:
+            return
+        from opentelemetry.trace import Status, StatusCode
+
+        self._span.set_attributes(dict(attributes))
+        if error is not None:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()

@@ -1,0 +1,1 @@
+"""Where replicas run. `base.py` is the contract."""

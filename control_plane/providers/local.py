@@ -1,0 +1,254 @@
+"""The local provider: a replica is a session of processes on this machine.
+
+All that is known of a replica is in `HOME/replicas/<id>/`, so that a control plane which starts anew finds it again:
+`spec.json`, `process.json` (pid and start time), `stdout.log`, `stderr.log`, `terminating` (since when) and `ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
+from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.providers.processes import marked, send, start_time
+from control_plane.security.files import private_folder, write_private
+from control_plane.security.secret import Secret
+
+MARK = "INGLE_REPLICA"
+_KEPT_FOLDERS = 20
+_FIRST_OUTPUT = 64 * 1024
+_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_OWN_VARIABLES = ("INGLE_DATABASE_URL", "INGLE_TOKEN", "INGLE_KEY", "INGLE_PROFILE")
+
+
+class LocalProvider:
+    """Implements `Provider` with processes of this machine.
+
+    `terminate_grace` is in seconds, `log_bytes` bounds each of a replica's two log files.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        secret: Secret,
+        *,
+        regions: Sequence[str],
+        command: Sequence[str],
+        terminate_grace: float,
+        log_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._root = private_folder(home / "replicas")
+        self._secret = secret
+        self._regions = tuple(regions)
+        self._command = tuple(command)
+        self._grace = terminate_grace
+        self._log_bytes = log_bytes
+        self._clock = clock
+        self._kinds = ("cpu", "cuda") if Path("/dev/nvidiactl").exists() else ("cpu",)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def offers(self) -> Sequence[Offer]:
+        return [Offer(region, kind, 1, 0.0) for region in self._regions for kind in self._kinds]
+
+    async def ensure(self, spec: ReplicaSpec) -> None:
+        offered = {offer.accelerator for offer in await self.offers() if offer.region == spec.region}
+        if spec.gpu is not None and spec.gpu not in offered:
+            raise ProviderRefused(
+                f"region {spec.region} offers {', '.join(sorted(offered)) or 'nothing'}, not {spec.gpu}",
+                code="accelerator_not_offered",
+                permanent=True,
+            )
+        try:
+            await asyncio.to_thread(self._start, spec)
+        except OSError as error:
+            raise ProviderError(f"can't start {self._command[0]}: {error.strerror}", code="spawn_failed") from error
+
+    async def describe(self, replica_id: str) -> Description:
+        return await asyncio.to_thread(self._describe, replica_id)
+
+    async def list_owned(self) -> Sequence[str]:
+        def owned() -> list[str]:
+            names = [path.name for path in self._root.iterdir() if path.is_dir() and not (path / "ended").exists()]
+            return [name for name in names if self._describe(name).phase is not Phase.ABSENT]
+
+        return await asyncio.to_thread(owned)
+
+    async def drain(self, replica_id: str) -> None:
+        description = await self.describe(replica_id)
+        if description.phase is not Phase.RUNNING or description.address is None:
+            return
+        headers = {"Authorization": f"Bearer {self._secret.replica_token(replica_id)}"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=_HTTP_TIMEOUT) as session,
+                session.post(f"http://{description.address}/drain", headers=headers) as response,
+            ):
+                if response.status >= 400:
+                    raise ProviderError(f"drain was answered with {response.status}", code="drain_failed")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ProviderError(f"drain failed ({type(error).__name__})", code="drain_failed") from error
+
+    async def terminate(self, replica_id: str) -> None:
+        await asyncio.to_thread(self._terminate, replica_id)
+
+    def logs(self, replica_id: str, lines: int) -> list[str]:
+        """The last `lines` lines that the replica logged; empty where nothing is kept."""
+        text = b""
+        for name in ("stderr.log.1", "stderr.log"):
+            path = self._root / replica_id / name
+            if path.exists():
+                text += path.read_bytes()
+        return text.decode("utf-8", "replace").splitlines()[-lines:]
+
+    def _start(self, spec: ReplicaSpec) -> None:
+        folder = private_folder(self._root / spec.replica_id)
+        with open(folder / ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (folder / "ended").exists() or (folder / "process.json").exists():
+                return
+            survivors = marked(MARK, spec.replica_id)
+            if survivors:  # an earlier control plane died between starting it and writing that down
+                self._write_process(folder, min(survivors))
+                return
+            write_private(folder / "spec.json", json.dumps(asdict(spec)).encode())
+            with open(folder / "stdout.log", "ab") as out, open(folder / "stderr.log", "ab") as err:
+                child = subprocess.Popen(
+                    self._arguments(spec),
+                    env=self._environment(spec),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            self._children[spec.replica_id] = child
+            self._write_process(folder, child.pid)
+
+    def _arguments(self, spec: ReplicaSpec) -> list[str]:
+        device = ["--device", spec.gpu] if spec.gpu else []
+        where = ["--host", "127.0.0.1", "--port", "0", "--name", spec.endpoint_name]
+        return [*self._command, spec.model, *where, *device, *spec.engine_args]
+
+    def _environment(self, spec: ReplicaSpec) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+        environment |= {
+            "INGLE_REPLICA_TOKEN": self._secret.replica_token(spec.replica_id),
+            "INGLE_REGION": spec.region,
+            "INGLE_ENDPOINT": spec.endpoint_name,
+            MARK: spec.replica_id,
+        }
+        return environment
+
+    def _write_process(self, folder: Path, pid: int) -> None:
+        started = start_time(pid)
+        write_private(folder / "process.json", json.dumps({"pid": pid, "start_time": started}).encode())
+
+    def _describe(self, replica_id: str) -> Description:
+        folder = self._root / replica_id
+        if not folder.is_dir() or (folder / "ended").exists():
+            return Description(Phase.ABSENT)
+        process = _read_json(folder / "process.json")
+        if process is None:
+            return Description(Phase.STARTING if marked(MARK, replica_id) else Phase.ABSENT)
+        child = self._children.get(replica_id)
+        exit_code = child.poll() if child else None
+        said = self._said(folder)
+        if said.get("event") == "failed":
+            return Description(Phase.FAILED, code=_text(said, "code"), message=_text(said, "message") or "failed")
+        if start_time(process["pid"]) != process["start_time"] or process["start_time"] is None:
+            how = (
+                "" if exit_code is None else f" with code {exit_code}" if exit_code >= 0 else f" by signal {-exit_code}"
+            )
+            return Description(Phase.EXITED, code="replica_exited", message=f"the replica's process ended{how}")
+        if said.get("event") != "ready":
+            return Description(Phase.STARTING)
+        self._bound_logs(folder)
+        phases = said.get("phases")
+        return Description(
+            Phase.RUNNING,
+            address=Address(str(said["host"]), int(said["port"])),
+            startup_ms=float(said.get("startup_ms") or 0.0),
+            phases={str(k): float(v) for k, v in phases.items()} if isinstance(phases, dict) else {},
+        )
+
+    def _said(self, folder: Path) -> Mapping[str, Any]:
+        """The event by which the replica said that it is ready or that it failed, kept once it was seen."""
+        kept = _read_json(folder / "said.json")
+        if kept is not None:
+            return kept
+        with open(folder / "stdout.log", "rb") as file:
+            output = file.read(_FIRST_OUTPUT)
+        for line in output.splitlines(keepends=True):
+            if line.endswith(b"\n") and line.startswith(b"{"):
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if entry.get("event") in ("ready", "failed"):
+                    write_private(folder / "said.json", json.dumps(entry).encode())
+                    return dict(entry)
+        return {}
+
+    def _bound_logs(self, folder: Path) -> None:
+        for name in ("stdout.log", "stderr.log"):
+            path = folder / name
+            if path.stat().st_size > self._log_bytes // 2:
+                # The replica appends, so that it writes on at the start of the emptied file.
+                shutil.copyfile(path, folder / f"{name}.1")
+                os.truncate(path, 0)
+
+    def _terminate(self, replica_id: str) -> None:
+        folder = self._root / replica_id
+        if not folder.is_dir() or (folder / "ended").exists():
+            return
+        process = _read_json(folder / "process.json")
+        since = _read_json(folder / "terminating")
+        child = self._children.get(replica_id)
+        if child:
+            child.poll()
+        alive = marked(MARK, replica_id)
+        if not alive:
+            write_private(folder / "ended", b"")
+            self._children.pop(replica_id, None)
+            self._forget_old()
+            return
+        leader_lives = process is not None and process["pid"] in alive
+        if since is None:
+            write_private(folder / "terminating", json.dumps({"at": self._clock()}).encode())
+        if leader_lives and since is None and process is not None:
+            send(process["pid"], signal.SIGTERM)
+        elif not leader_lives or (since is not None and self._clock() - since["at"] > self._grace):
+            for pid in alive:
+                send(pid, signal.SIGKILL)
+
+    def _forget_old(self) -> None:
+        ended = [path for path in self._root.iterdir() if (path / "ended").exists()]
+        ended.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in ended[_KEPT_FOLDERS:]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _text(entry: Mapping[str, Any], name: str) -> str | None:
+    value = entry.get(name)
+    return value if isinstance(value, str) else None

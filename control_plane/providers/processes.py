@@ -1,0 +1,46 @@
+"""Facts about the processes of a replica, read from /proc.
+
+A replica's processes are known by their environment, which carries its id: that survives a restart of the control
+plane, a lost pid file and a leader that died before its children, and can't be confused by a reused pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of `pid`; None where there is no such process, or only its zombie."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Pids of live processes that were started with environment variable `name` set to `value`."""
+    mark = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir(_PROC):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = (_PROC / entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0") and start_time(int(entry)) is not None:
+            found.append(int(entry))
+    return found
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal `pid`, if it still is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,1 @@
+"""Brings what stands to what was asked: `plan.py` decides, `loop.py` acts."""

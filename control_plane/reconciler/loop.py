@@ -1,0 +1,329 @@
+"""The reconciler: leases an endpoint, looks, plans, writes, acts. Level-triggered: every tick looks at all of it.
+
+Provider calls happen outside transactions and after the write that announces them; writes are guarded by the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from control_plane.config import Timing
+from control_plane.domain import Endpoint, EndpointState, Phase, Replica, ReplicaSpec, ReplicaState
+from control_plane.errors import IngleError, LeaseLost, ProviderError, ProviderRefused, StoreUnavailable
+from control_plane.observe import metrics
+from control_plane.observe.logs import event
+from control_plane.providers.base import Provider
+from control_plane.reconciler.plan import (
+    Action,
+    ChangeEndpoint,
+    ChangeReplica,
+    Drain,
+    Ensure,
+    Launch,
+    Policy,
+    RecordColdStart,
+    Seen,
+    Terminate,
+    after_failure,
+    plan,
+    wanted_replicas,
+)
+from control_plane.reconciler.probe import Prober
+from control_plane.store import endpoints as endpoint_store
+from control_plane.store import leases, replicas
+from control_plane.store.database import Store
+from control_plane.store.ids import new_id
+
+_AT_ONCE = 16
+_RESTING = frozenset({EndpointState.ZERO, EndpointState.FAILED, EndpointState.PAUSED})
+
+
+class Reconciler:
+    """Keeps every endpoint moving towards what was asked.
+
+    `providers` is by region. `owner` names this process in leases.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        providers: Mapping[str, Provider],
+        timing: Timing,
+        *,
+        owner: str,
+        clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._providers = providers
+        self._timing = timing
+        self._owner = owner
+        self._clock = clock
+        self._jitter = jitter
+        self._policy = Policy(
+            liveness_grace=timing.liveness_grace,
+            start_timeout=timing.start_timeout,
+            drain_timeout=timing.drain_timeout,
+            stable_after=timing.stable_after,
+            backoff_base=timing.backoff_base,
+            backoff_cap=timing.backoff_cap,
+            max_failures=timing.max_failures,
+        )
+        self._leases: dict[str, leases.Lease] = {}
+        self._poke = store.subscribe("endpoints")
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._swept_at = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled; then its leases are free."""
+        prober = Prober(self._timing.probe_timeout)
+        try:
+            while True:
+                try:
+                    await self.tick(prober)
+                except StoreUnavailable as error:
+                    event("reconciler.store_unavailable", level=logging.WARNING, reason=error.message)
+                except Exception as error:  # a fault of one tick must not end the loop
+                    event("reconciler.fault", level=logging.ERROR, error=error)
+                await self._poke.wait(self._timing.tick)
+        finally:
+            await prober.close()
+            await self._release()
+
+    async def tick(self, prober: Prober) -> None:
+        """Look at every endpoint once."""
+        async with self._store.read() as session:
+            known = await endpoint_store.list_endpoints(session)
+            by_endpoint: dict[str, list[Replica]] = {}
+            for replica in await replicas.live_replicas(session):
+                by_endpoint.setdefault(replica.endpoint_id, []).append(replica)
+        work = [
+            endpoint
+            for endpoint in known
+            if endpoint.region in self._providers and (_restless(endpoint) or endpoint.id in by_endpoint)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for endpoint in work:
+                group.create_task(self._one(prober, endpoint.id))
+        if self._clock() - self._swept_at > self._timing.sweep:
+            self._swept_at = self._clock()
+            await self._sweep()
+
+    async def _one(self, prober: Prober, endpoint_id: str) -> None:
+        async with self._slots:
+            try:
+                lease = await self._lease(endpoint_id)
+                if lease is not None:
+                    await self._reconcile(prober, lease)
+            except LeaseLost:
+                self._leases.pop(endpoint_id, None)
+            except StoreUnavailable as error:
+                event("reconciler.store_unavailable", level=logging.WARNING, reason=error.message)
+            except Exception as error:  # one endpoint's fault must not stop the others
+                event("reconciler.fault", level=logging.ERROR, endpoint=endpoint_id, error=error)
+
+    async def _lease(self, endpoint_id: str) -> leases.Lease | None:
+        now = self._clock()
+        held = self._leases.get(endpoint_id)
+        if held is not None and held.expires_at - now > self._timing.lease / 2:
+            return held
+        async with self._store.write() as session:
+            lease = await leases.take_lease(session, endpoint_id, self._owner, now, self._timing.lease)
+        if lease is None:
+            self._leases.pop(endpoint_id, None)
+        else:
+            self._leases[endpoint_id] = lease
+        return lease
+
+    async def _reconcile(self, prober: Prober, lease: leases.Lease) -> None:
+        # Read again under the lease: what was read before it may be another controller's past.
+        async with self._store.read() as session:
+            endpoint = await endpoint_store.get_endpoint_by_id(session, lease.endpoint_id)
+            if endpoint is None:
+                return
+            known = await replicas.live_replicas(session, [endpoint.id])
+        provider = self._providers[endpoint.region]
+        observed = await asyncio.gather(*(self._look(provider, prober, replica) for replica in known))
+        seen = {replica.id: sight for replica, sight in zip(known, observed, strict=True)}
+        metrics.replicas_desired.labels(endpoint.region, endpoint.name).set(wanted_replicas(endpoint))
+        ready = sum(replica.state is ReplicaState.READY for replica in known)
+        metrics.replicas_ready.labels(endpoint.region, endpoint.name).set(ready)
+        actions = plan(endpoint, known, seen, self._clock(), self._policy, self._jitter())
+        if actions:
+            calls = await self._write(lease, endpoint, known, actions)
+            for action in calls:
+                await self._act(lease, provider, endpoint, action)
+
+    async def _look(self, provider: Provider, prober: Prober, replica: Replica) -> Seen:
+        description = await provider.describe(replica.id)
+        if description.phase is not Phase.RUNNING or description.address is None:
+            return Seen(description)
+        if replica.state is ReplicaState.TERMINATING:
+            return Seen(description)
+        health = await prober.ask(description.address)
+        return Seen(description, health.healthy, health.busy)
+
+    async def _write(
+        self, lease: leases.Lease, endpoint: Endpoint, known: list[Replica], actions: list[Action]
+    ) -> list[Ensure | Drain | Terminate]:
+        """Write all that was decided in one guarded transaction; return the provider calls to make after it."""
+        now = self._clock()
+        calls: list[Ensure | Drain | Terminate] = []
+        written = [action for action in actions if not isinstance(action, Ensure | Drain | Terminate)]
+        if not written:
+            return [action for action in actions if isinstance(action, Ensure | Drain | Terminate)]
+        states = {replica.id: replica.state for replica in known}
+        async with self._store.write() as session:
+            await leases.guard(session, lease, now)
+            for action in actions:
+                match action:
+                    case Launch(why):
+                        replica_id = new_id("rep")
+                        await replicas.add_intent(session, replica_id, endpoint, now)
+                        endpoint_store.add_event(
+                            session, endpoint, now, "replica", None, why, state="intended", replica_id=replica_id
+                        )
+                        calls.append(Ensure(replica_id))
+                    case ChangeReplica():
+                        await self._change_replica(session, endpoint, states, action, now)
+                    case RecordColdStart(replica_id, total_ms, phases):
+                        await endpoint_store.add_cold_start(session, endpoint, replica_id, total_ms, phases, now)
+                        metrics.cold_start.labels(endpoint.region, endpoint.name).observe(total_ms / 1000)
+                    case ChangeEndpoint(changes):
+                        await self._change_endpoint(session, endpoint, changes, now)
+                    case Ensure() | Drain() | Terminate():
+                        calls.append(action)
+        return calls
+
+    async def _change_replica(
+        self,
+        session: AsyncSession,
+        endpoint: Endpoint,
+        states: Mapping[str, ReplicaState],
+        action: ChangeReplica,
+        now: float,
+    ) -> None:
+        await replicas.write_replica(session, action.replica_id, action.changes)
+        state = action.changes.get("state")
+        if state is None or state == states.get(action.replica_id):
+            return
+        await endpoint_store.bump_routes(session)
+        endpoint_store.add_event(
+            session,
+            endpoint,
+            now,
+            "replica",
+            action.reason_code,
+            action.reason,
+            state=state,
+            replica_id=action.replica_id,
+        )
+        event(
+            "replica.state",
+            endpoint=endpoint.name,
+            replica=action.replica_id,
+            state=str(state),
+            code=action.reason_code,
+            reason=action.reason,
+        )
+
+    async def _change_endpoint(
+        self, session: AsyncSession, endpoint: Endpoint, changes: Mapping[str, Any], now: float
+    ) -> None:
+        await endpoint_store.write_observed(session, endpoint, changes, now)
+        if {"state", "reason_code"} & changes.keys():
+            state = changes.get("state", endpoint.state)
+            code = changes.get("reason_code", endpoint.reason_code)
+            reason = changes.get("reason", endpoint.reason)
+            endpoint_store.add_event(session, endpoint, now, "state", code, reason, state=state)
+            event("endpoint.state", endpoint=endpoint.name, state=str(state), code=code, reason=reason)
+
+    async def _act(
+        self, lease: leases.Lease, provider: Provider, endpoint: Endpoint, action: Ensure | Drain | Terminate
+    ) -> None:
+        try:
+            match action:
+                case Ensure(replica_id):
+                    await provider.ensure(_spec(endpoint, replica_id))
+                case Drain(replica_id):
+                    await provider.drain(replica_id)
+                case Terminate(replica_id):
+                    await provider.terminate(replica_id)
+        except ProviderError as error:
+            event(
+                "provider.error", level=logging.WARNING, endpoint=endpoint.name, code=error.code, reason=error.message
+            )
+            if isinstance(action, Ensure):
+                await self._ensure_failed(lease, endpoint.id, action.replica_id, error)
+
+    async def _ensure_failed(
+        self, lease: leases.Lease, endpoint_id: str, replica_id: str, error: ProviderError
+    ) -> None:
+        """Count the failure. A clear no ends the replica's row; otherwise something may run, and ensure is repeated."""
+        now = self._clock()
+        refused = isinstance(error, ProviderRefused)
+        async with self._store.write() as session:
+            await leases.guard(session, lease, now)
+            endpoint = await endpoint_store.get_endpoint_by_id(session, endpoint_id)
+            if endpoint is None:
+                return
+            permanent = isinstance(error, ProviderRefused) and error.permanent
+            changes = after_failure(endpoint, error.code, error.message, permanent, now, self._policy, self._jitter())
+            await self._change_endpoint(session, endpoint, changes, now)
+            if refused:
+                action = ChangeReplica(
+                    replica_id,
+                    {"state": ReplicaState.TERMINATING, "reason_code": error.code, "reason": error.message},
+                    error.code,
+                    error.message,
+                )
+                await self._change_replica(session, endpoint, {}, action, now)
+
+    async def _sweep(self) -> None:
+        """End what runs without a row that wants it: the row comes first, so such a replica is nobody's."""
+        for provider in dict.fromkeys(self._providers.values()):
+            try:
+                owned = await provider.list_owned()
+                async with self._store.read() as session:
+                    states = await replicas.replica_states(session, owned)
+                for replica_id in owned:
+                    if states.get(replica_id, ReplicaState.TERMINATED) is ReplicaState.TERMINATED:
+                        event("replica.orphan", level=logging.WARNING, replica=replica_id)
+                        await provider.terminate(replica_id)
+            except IngleError as error:
+                event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
+
+    async def _release(self) -> None:
+        try:
+            async with self._store.write() as session:
+                await leases.release_leases(session, self._owner)
+        except StoreUnavailable:
+            pass  # they expire
+
+
+def _restless(endpoint: Endpoint) -> bool:
+    """Whether an endpoint without replicas has something to do."""
+    if endpoint.state not in _RESTING or endpoint.deleting:
+        return True
+    if endpoint.paused != (endpoint.state is EndpointState.PAUSED):
+        return True
+    return endpoint.state is not EndpointState.PAUSED and endpoint.desired_replicas > 0 and not endpoint.given_up
+
+
+def _spec(endpoint: Endpoint, replica_id: str) -> ReplicaSpec:
+    return ReplicaSpec(
+        replica_id=replica_id,
+        endpoint_name=endpoint.name,
+        region=endpoint.region,
+        model=endpoint.model,
+        gpu=endpoint.gpu,
+        gpus=endpoint.gpus,
+        engine_args=endpoint.engine_args,
+    )

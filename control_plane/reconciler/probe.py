@@ -1,0 +1,44 @@
+"""Asks a replica how it is: `GET /health`, which is 200 only while its steps make progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from control_plane.domain import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    healthy: bool
+    busy: int | None
+    """Requests running and waiting there, if it said."""
+
+
+class Prober:
+    """Keeps connections to replicas; `timeout` bounds each question, in seconds."""
+
+    def __init__(self, timeout: float) -> None:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=timeout), connector=aiohttp.TCPConnector(limit=64)
+        )
+
+    async def ask(self, address: Address) -> Health:
+        try:
+            async with self._session.get(f"http://{address}/health") as response:
+                body = await response.json(content_type=None)
+                return Health(response.status == 200, _busy(body))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return Health(False, None)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _busy(body: Any) -> int | None:
+    if not isinstance(body, dict):
+        return None
+    running, waiting = body.get("running"), body.get("waiting")
+    return running + waiting if isinstance(running, int) and isinstance(waiting, int) else None

@@ -1,0 +1,1 @@
+"""API keys, admin tokens, the installation secret and certificates."""

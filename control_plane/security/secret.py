@@ -1,0 +1,58 @@
+"""The installation's secret, and what is derived from it.
+
+One file, `HOME/secret` (0600), from which HMAC-SHA256 makes a key for each purpose: nothing derived has to be stored.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from pathlib import Path
+
+from control_plane.errors import ConfigError
+from control_plane.security.files import create_private, private_folder
+
+_BYTES = 32
+
+
+class Secret:
+    """Derives tokens, salts and signatures. Its value never leaves this object."""
+
+    def __init__(self, value: bytes) -> None:
+        self._keys = {
+            purpose: hmac.digest(value, purpose.encode(), "sha256")
+            for purpose in ("api-key", "admin-token", "replica-token", "cache-salt", "snapshot")
+        }
+
+    def key_hash(self, secret: str) -> bytes:
+        """What is stored of an API key's secret part."""
+        return hmac.digest(self._keys["api-key"], secret.encode(), "sha256")
+
+    def admin_hash(self, token: str) -> bytes:
+        """What is stored of an admin token."""
+        return hmac.digest(self._keys["admin-token"], token.encode(), "sha256")
+
+    def replica_token(self, replica_id: str) -> str:
+        """The bearer token that replica `replica_id` asks of its callers."""
+        return hmac.digest(self._keys["replica-token"], replica_id.encode(), "sha256").hex()
+
+    def cache_salt(self, tenant_id: str) -> str:
+        """Keeps tenants' prefix caches apart."""
+        return hmac.digest(self._keys["cache-salt"], tenant_id.encode(), "sha256").hex()
+
+    def sign(self, data: bytes) -> str:
+        """A signature over what a gateway keeps on disk."""
+        return hmac.digest(self._keys["snapshot"], data, "sha256").hex()
+
+
+def load_secret(home: Path) -> Secret:
+    """The secret of the installation at `home`, made at first use. Raises ConfigError."""
+    path = home / "secret"
+    try:
+        private_folder(home)
+        value = path.read_bytes() if path.exists() else create_private(path, os.urandom(_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{home} can't be used ({error.strerror}): choose a writable --home", param="home") from None
+    if len(value) != _BYTES:
+        raise ConfigError(f"{path} is damaged: restore it from a backup", param="home")
+    return Secret(value)

@@ -1,0 +1,1 @@
+"""Rows, sessions, every query, leases. No SQL stands anywhere else."""

@@ -1,0 +1,147 @@
+"""The database of an installation: SQLite in one process or PostgreSQL for more, behind the same two doors.
+
+`read()` and `write()` give a session in one transaction. After a write commits, whoever subscribed in this process
+to what it touched is woken; other processes find out by polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from control_plane.errors import ConfigError, StoreUnavailable
+
+TIMEOUT = 5.0
+"""Seconds that anything waits for the database: a connection, a lock, a statement."""
+
+_TOPICS = "ingle_topics"
+
+
+class Poke:
+    """Wakes one waiter; pokes that come meanwhile are one poke."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float) -> None:
+        """Until poked, or for `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+        self._event.clear()
+
+
+class Store:
+    """Connections to the database at `url`. Raises ConfigError for a URL that it can't serve."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = _engine(url)
+        self.sqlite = self.engine.dialect.name == "sqlite"
+        self._writer = self.engine.execution_options(ingle_write=True)
+        self._write_lock = asyncio.Lock()
+        self._pokes: dict[str, list[Poke]] = {}
+
+    def subscribe(self, *topics: str) -> Poke:
+        """A poke that is set after each commit in this process that touched one of `topics`."""
+        poke = Poke()
+        for topic in topics:
+            self._pokes.setdefault(topic, []).append(poke)
+        return poke
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        """A session for reading. Raises StoreUnavailable."""
+        with _translated():
+            async with AsyncSession(self.engine, expire_on_commit=False) as session:
+                yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncSession]:
+        """A session in one transaction, committed at the end. Raises StoreUnavailable."""
+        with _translated():
+            # SQLite has one writer: queueing for it here is fair and free of the busy handler's sleeps.
+            turn = self._write_lock if self.sqlite else nullcontext()
+            async with turn, AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
+                yield session
+        for topic in session.info.get(_TOPICS, ()):
+            for poke in self._pokes.get(topic, ()):
+                poke.set()
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def touch(session: AsyncSession, *topics: str) -> None:
+    """Say that this transaction changes `topics`."""
+    session.info.setdefault(_TOPICS, set()).update(topics)
+
+
+class _translated:
+    """Turns trouble with the database itself into StoreUnavailable, and leaves faults of ours alone."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, IntegrityError):
+            return
+        if isinstance(error, DBAPIError | PoolTimeout | OSError | sqlite3.Error):
+            raise StoreUnavailable(f"the database can't be reached ({type(error).__name__})", retry_after=2) from error
+
+
+def sync_url(url: str) -> str:
+    """The same database through a driver that migrations can use."""
+    return url.replace("sqlite+aiosqlite:", "sqlite:", 1)
+
+
+def _engine(url: str) -> AsyncEngine:
+    try:
+        parsed = make_url(url)
+        if parsed.drivername == "sqlite+aiosqlite":
+            engine = create_async_engine(parsed, connect_args={"timeout": TIMEOUT}, pool_size=8, pool_timeout=TIMEOUT)
+            event.listen(engine.sync_engine, "connect", _set_up_sqlite)
+            event.listen(engine.sync_engine, "begin", _begin_sqlite)
+            return engine
+        if parsed.drivername == "postgresql+psycopg":
+            options = f"-c statement_timeout={int(TIMEOUT * 1000)} -c lock_timeout={int(TIMEOUT * 1000)}"
+            return create_async_engine(
+                parsed,
+                connect_args={"connect_timeout": int(TIMEOUT), "options": options},
+                pool_pre_ping=True,
+                pool_size=8,
+                pool_timeout=TIMEOUT,
+                pool_recycle=300,
+            )
+    except ArgumentError:
+        pass
+    raise ConfigError(
+        "database_url must start with sqlite+aiosqlite:/// or postgresql+psycopg://", param="database_url"
+    )
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    # The driver's own transaction handling begins lazily, as a reader: we begin explicitly instead.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={int(TIMEOUT * 1000)}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("ingle_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

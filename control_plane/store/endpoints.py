@@ -1,0 +1,294 @@
+"""Queries on endpoints, their events and their measured cold starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from control_plane.domain import Endpoint, EndpointState
+from control_plane.errors import Conflict, NotFound, PreconditionFailed
+from control_plane.store.database import touch
+from control_plane.store.ids import new_id
+from control_plane.store.models import ColdStartRow, CounterRow, EndpointRow, EventRow
+
+RUNTIME_FIELDS = frozenset({"model", "gpu", "gpus", "engine_args"})
+"""Fields whose change means new replicas."""
+
+
+def to_endpoint(row: EndpointRow) -> Endpoint:
+    return Endpoint(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        name=row.name,
+        region=row.region,
+        model=row.model,
+        gpu=row.gpu,
+        gpus=row.gpus,
+        engine_args=tuple(row.engine_args),
+        min_replicas=row.min_replicas,
+        max_replicas=row.max_replicas,
+        idle_timeout=row.idle_timeout,
+        max_wait=row.max_wait,
+        warmth=row.warmth,
+        paused=row.paused,
+        deleting=row.delete_requested_at is not None,
+        generation=row.generation,
+        runtime_generation=row.runtime_generation,
+        observed_generation=row.observed_generation,
+        desired_replicas=row.desired_replicas,
+        state=EndpointState(row.state),
+        reason_code=row.reason_code,
+        reason=row.reason,
+        failures=row.failures,
+        retry_at=row.retry_at,
+        failed_generation=row.failed_generation,
+        wake_at=row.wake_at,
+        sleep_at=row.sleep_at,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+async def bump_routes(session: AsyncSession) -> None:
+    """Say that gateways must look again."""
+    await session.execute(update(CounterRow).where(CounterRow.name == "routes").values(value=CounterRow.value + 1))
+    touch(session, "routes")
+
+
+async def routes_revision(session: AsyncSession) -> int:
+    return await session.scalar(select(CounterRow.value).where(CounterRow.name == "routes")) or 0
+
+
+async def create_endpoint(session: AsyncSession, tenant_id: str, spec: Mapping[str, Any], now: float) -> Endpoint:
+    """Write the desired state; a first replica is wanted at once, which proves the model. Raises Conflict."""
+    row = EndpointRow(
+        id=new_id("ep"),
+        tenant_id=tenant_id,
+        generation=1,
+        runtime_generation=1,
+        observed_generation=0,
+        desired_replicas=max(1, spec["min_replicas"]),
+        state=EndpointState.PENDING,
+        reason_code=None,
+        reason="created",
+        failures=0,
+        retry_at=0.0,
+        failed_generation=0,
+        wake_at=now,
+        sleep_at=0.0,
+        paused=False,
+        created_at=now,
+        updated_at=now,
+        **spec,
+    )
+    session.add(row)
+    try:
+        await session.flush()
+    except IntegrityError:
+        raise Conflict(
+            f"an endpoint named {spec['name']!r} exists; choose another name", code="name_taken", param="name"
+        ) from None
+    endpoint = to_endpoint(row)
+    add_event(session, endpoint, now, "created", None, f"model {endpoint.model} in {endpoint.region}")
+    await bump_routes(session)
+    touch(session, "endpoints")
+    return endpoint
+
+
+async def get_endpoint(session: AsyncSession, name: str) -> Endpoint:
+    """The live endpoint called `name`. Raises NotFound."""
+    return to_endpoint(await _row(session, name))
+
+
+async def get_endpoint_by_id(session: AsyncSession, endpoint_id: str) -> Endpoint | None:
+    row = await session.get(EndpointRow, endpoint_id)
+    return None if row is None or row.deleted_at is not None else to_endpoint(row)
+
+
+async def list_endpoints(
+    session: AsyncSession,
+    *,
+    tenant_id: str | None = None,
+    region: str | None = None,
+    after: str = "",
+    limit: int = 10_000,
+) -> list[Endpoint]:
+    """Live endpoints by name, those after `after` first."""
+    query = select(EndpointRow).where(EndpointRow.deleted_at.is_(None), EndpointRow.name > after)
+    if tenant_id:
+        query = query.where(EndpointRow.tenant_id == tenant_id)
+    if region:
+        query = query.where(EndpointRow.region == region)
+    rows = await session.scalars(query.order_by(EndpointRow.name).limit(limit))
+    return [to_endpoint(row) for row in rows]
+
+
+async def update_endpoint(
+    session: AsyncSession, name: str, changes: Mapping[str, Any], now: float, *, if_generation: int | None = None
+) -> Endpoint:
+    """Change what is asked; counts a generation if anything differs. Raises NotFound, PreconditionFailed."""
+    row = await _row(session, name)
+    if if_generation is not None and row.generation != if_generation:
+        raise PreconditionFailed(f"{name} is at generation {row.generation}, not {if_generation}: read it again")
+    changed = {field: value for field, value in changes.items() if getattr(row, field) != value}
+    if not changed:
+        return to_endpoint(row)
+    for field, value in changed.items():
+        setattr(row, field, value)
+    row.generation += 1
+    if RUNTIME_FIELDS & changed.keys():
+        row.runtime_generation = row.generation
+    if changed.get("paused") is False or RUNTIME_FIELDS & changed.keys():
+        row.wake_at = now
+    row.failures, row.retry_at, row.updated_at = 0, 0.0, now
+    await session.flush()
+    endpoint = to_endpoint(row)
+    add_event(session, endpoint, now, "updated", None, f"generation {row.generation}: {', '.join(sorted(changed))}")
+    await bump_routes(session)
+    touch(session, "endpoints")
+    return endpoint
+
+
+async def request_delete(session: AsyncSession, name: str, now: float) -> Endpoint:
+    row = await _row(session, name)
+    if row.delete_requested_at is None:
+        row.delete_requested_at = row.updated_at = now
+        add_event(session, to_endpoint(row), now, "delete_requested", None, "replicas drain, then it is gone")
+        await session.flush()
+        await bump_routes(session)
+        touch(session, "endpoints")
+    return to_endpoint(row)
+
+
+async def request_wake(session: AsyncSession, name: str, now: float) -> Endpoint:
+    """Want a replica now; an endpoint that was given up on is tried again."""
+    row = await _row(session, name)
+    row.wake_at = row.updated_at = now
+    row.failed_generation, row.failures, row.retry_at = 0, 0, 0.0
+    await session.flush()
+    add_event(session, to_endpoint(row), now, "wake_requested", None, "asked for by an operator")
+    touch(session, "endpoints")
+    return to_endpoint(row)
+
+
+async def request_sleep(session: AsyncSession, name: str, now: float) -> Endpoint:
+    row = await _row(session, name)
+    if row.min_replicas > 0:
+        raise Conflict(
+            f"{name} keeps at least {row.min_replicas} replica(s): set --min-replicas 0 first", code="min_replicas"
+        )
+    row.sleep_at = row.updated_at = now
+    await session.flush()
+    add_event(session, to_endpoint(row), now, "sleep_requested", None, "asked for by an operator")
+    touch(session, "endpoints")
+    return to_endpoint(row)
+
+
+async def set_desired(session: AsyncSession, endpoint: Endpoint, desired: int, why: str, now: float) -> bool:
+    """Write the autoscaler's decision, unless the endpoint changed since it was read."""
+    result = await session.execute(
+        update(EndpointRow)
+        .where(
+            EndpointRow.id == endpoint.id,
+            EndpointRow.generation == endpoint.generation,
+            EndpointRow.wake_at == endpoint.wake_at,
+            EndpointRow.desired_replicas == endpoint.desired_replicas,
+            EndpointRow.deleted_at.is_(None),
+        )
+        .values(desired_replicas=desired)
+        .returning(EndpointRow.id)
+    )
+    if result.scalar_one_or_none() is None:
+        return False
+    add_event(session, endpoint, now, "scaled", None, f"{endpoint.desired_replicas} → {desired} replicas: {why}")
+    touch(session, "endpoints")
+    return True
+
+
+async def write_observed(session: AsyncSession, endpoint: Endpoint, changes: Mapping[str, Any], now: float) -> None:
+    """Write what the reconciler found. The caller holds the lease and guards the transaction by it."""
+    await session.execute(update(EndpointRow).where(EndpointRow.id == endpoint.id).values(**changes))
+    await bump_routes(session)
+    touch(session, "endpoints")
+
+
+def add_event(
+    session: AsyncSession,
+    endpoint: Endpoint,
+    now: float,
+    kind: str,
+    reason_code: str | None,
+    message: str,
+    *,
+    state: str | None = None,
+    replica_id: str | None = None,
+) -> None:
+    session.add(
+        EventRow(
+            endpoint_id=endpoint.id,
+            endpoint_name=endpoint.name,
+            replica_id=replica_id,
+            at=now,
+            kind=kind,
+            state=state or endpoint.state,
+            reason_code=reason_code,
+            message=message[:2000],
+        )
+    )
+    touch(session, "events")
+
+
+async def list_events(
+    session: AsyncSession, *, endpoint_id: str | None = None, after: int = 0, limit: int = 100, newest: bool = False
+) -> Sequence[EventRow]:
+    """Events in order. With `newest`, the last `limit` of them."""
+    query = select(EventRow).where(EventRow.id > after)
+    if endpoint_id:
+        query = query.where(EventRow.endpoint_id == endpoint_id)
+    if newest:
+        rows = (await session.scalars(query.order_by(EventRow.id.desc()).limit(limit))).all()
+        return list(reversed(rows))
+    return (await session.scalars(query.order_by(EventRow.id).limit(limit))).all()
+
+
+async def last_event_id(session: AsyncSession) -> int:
+    return await session.scalar(select(func.max(EventRow.id))) or 0
+
+
+async def add_cold_start(
+    session: AsyncSession, endpoint: Endpoint, replica_id: str, total_ms: float, phases: Mapping[str, float], now: float
+) -> None:
+    session.add(
+        ColdStartRow(
+            replica_id=replica_id,
+            endpoint_id=endpoint.id,
+            model=endpoint.model,
+            region=endpoint.region,
+            at=now,
+            total_ms=total_ms,
+            phases=dict(phases),
+        )
+    )
+
+
+async def cold_start_estimates(session: AsyncSession) -> dict[str, float]:
+    """Milliseconds that a start takes, by endpoint: the mean of its last five."""
+    rank = func.row_number().over(partition_by=ColdStartRow.endpoint_id, order_by=ColdStartRow.at.desc()).label("rank")
+    recent = select(ColdStartRow.endpoint_id, ColdStartRow.total_ms, rank).subquery()
+    rows = await session.execute(
+        select(recent.c.endpoint_id, func.avg(recent.c.total_ms))
+        .where(recent.c.rank <= 5)
+        .group_by(recent.c.endpoint_id)
+    )
+    return {endpoint_id: float(mean) for endpoint_id, mean in rows}
+
+
+async def _row(session: AsyncSession, name: str) -> EndpointRow:
+    row = await session.scalar(select(EndpointRow).where(EndpointRow.name == name, EndpointRow.deleted_at.is_(None)))
+    if row is None:
+        raise NotFound(f"no endpoint named {name!r}: `ingle endpoint list` shows what there is", param="name")
+    return row

@@ -1,0 +1,240 @@
+"""The tables. Times are seconds since the epoch; identifiers are prefixed random strings."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, ForeignKey, Index, Integer, LargeBinary, MetaData
+from sqlalchemy import String as Text_
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# Conventions give every constraint a name, so that migrations can speak of it on both databases.
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+Short = Text_(64)
+Long = Text_(2048)
+BigId = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map: ClassVar = {
+        float: Double,
+        str: Short,
+        dict[str, Any]: JSON,
+        list[str]: JSON,
+        bytes: LargeBinary,
+    }
+
+
+class CounterRow(Base):
+    """Named counters; `routes` moves with every change that a gateway must see."""
+
+    __tablename__ = "counters"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
+
+
+class TenantRow(Base):
+    __tablename__ = "tenants"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[float]
+
+
+class ApiKeyRow(Base):
+    __tablename__ = "api_keys"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    name: Mapped[str]
+    hash: Mapped[bytes]
+    prefix: Mapped[str]
+    concurrency: Mapped[int | None]
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    rotated_to: Mapped[str | None]
+
+
+class AdminTokenRow(Base):
+    __tablename__ = "admin_tokens"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    hash: Mapped[bytes] = mapped_column(unique=True)
+    role: Mapped[str]
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+
+
+class EndpointRow(Base):
+    """Desired and observed state of an endpoint; the lease on it covers its replicas too."""
+
+    __tablename__ = "endpoints"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    name: Mapped[str]
+    region: Mapped[str]
+    model: Mapped[str] = mapped_column(Long)
+    gpu: Mapped[str | None]
+    gpus: Mapped[int]
+    engine_args: Mapped[list[str]]
+    min_replicas: Mapped[int]
+    max_replicas: Mapped[int]
+    idle_timeout: Mapped[float]
+    max_wait: Mapped[float]
+    warmth: Mapped[str]
+    paused: Mapped[bool]
+    generation: Mapped[int]
+    runtime_generation: Mapped[int]
+    observed_generation: Mapped[int]
+    desired_replicas: Mapped[int]
+    state: Mapped[str]
+    reason_code: Mapped[str | None]
+    reason: Mapped[str] = mapped_column(Long)
+    failures: Mapped[int]
+    retry_at: Mapped[float]
+    failed_generation: Mapped[int]
+    wake_at: Mapped[float]
+    sleep_at: Mapped[float]
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    delete_requested_at: Mapped[float | None]
+    deleted_at: Mapped[float | None]
+    lock_token: Mapped[int] = mapped_column(BigInteger, default=0)
+    lock_owner: Mapped[str | None]
+    lock_expires_at: Mapped[float] = mapped_column(default=0.0)
+
+    __table_args__ = (
+        CheckConstraint("min_replicas >= 0 AND max_replicas >= min_replicas AND max_replicas >= 1", name="replicas"),
+    )
+
+
+# A name is free again once its endpoint is gone.
+Index(
+    "uq_endpoints_live_name",
+    EndpointRow.name,
+    unique=True,
+    sqlite_where=EndpointRow.deleted_at.is_(None),
+    postgresql_where=EndpointRow.deleted_at.is_(None),
+)
+
+
+class ReplicaRow(Base):
+    __tablename__ = "replicas"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    endpoint_id: Mapped[str] = mapped_column(ForeignKey("endpoints.id"))
+    generation: Mapped[int]
+    region: Mapped[str]
+    state: Mapped[str]
+    host: Mapped[str | None] = mapped_column(Text_(255))
+    port: Mapped[int | None]
+    reason_code: Mapped[str | None]
+    reason: Mapped[str] = mapped_column(Long)
+    created_at: Mapped[float]
+    ready_at: Mapped[float | None]
+    unhealthy_at: Mapped[float | None]
+    draining_at: Mapped[float | None]
+    terminated_at: Mapped[float | None]
+    startup_ms: Mapped[float | None]
+    busy: Mapped[int]
+
+    __table_args__ = (Index("ix_replicas_endpoint_id_state", "endpoint_id", "state"),)
+
+
+class EventRow(Base):
+    """What happened to an endpoint, with its reason. Never deleted with the endpoint."""
+
+    __tablename__ = "endpoint_events"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    endpoint_id: Mapped[str] = mapped_column(index=True)
+    endpoint_name: Mapped[str]
+    replica_id: Mapped[str | None]
+    at: Mapped[float]
+    kind: Mapped[str]
+    state: Mapped[str]
+    reason_code: Mapped[str | None]
+    message: Mapped[str] = mapped_column(Long)
+
+
+class DemandRow(Base):
+    __tablename__ = "demand"
+    endpoint_id: Mapped[str] = mapped_column(ForeignKey("endpoints.id"), primary_key=True)
+    gateway_id: Mapped[str] = mapped_column(primary_key=True)
+    in_flight: Mapped[int]
+    held: Mapped[int]
+    last_finished_at: Mapped[float]
+    reported_at: Mapped[float]
+
+
+class ColdStartRow(Base):
+    __tablename__ = "cold_starts"
+    replica_id: Mapped[str] = mapped_column(primary_key=True)
+    endpoint_id: Mapped[str] = mapped_column(index=True)
+    model: Mapped[str] = mapped_column(Long)
+    region: Mapped[str]
+    at: Mapped[float]
+    total_ms: Mapped[float]
+    phases: Mapped[dict[str, Any]]
+
+
+class UsageRow(Base):
+    __tablename__ = "usage_events"
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    key_id: Mapped[str]
+    endpoint_id: Mapped[str]
+    endpoint_name: Mapped[str]
+    replica_id: Mapped[str | None]
+    region: Mapped[str]
+    route: Mapped[str]
+    started_at: Mapped[float]
+    duration_ms: Mapped[float]
+    ttft_ms: Mapped[float | None]
+    held_ms: Mapped[float]
+    status: Mapped[int]
+    outcome: Mapped[str]
+    streamed: Mapped[bool]
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (Index("ix_usage_events_endpoint_id_started_at", "endpoint_id", "started_at"),)
+
+
+class AuditRow(Base):
+    __tablename__ = "audit_records"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    actor: Mapped[str]
+    role: Mapped[str]
+    action: Mapped[str]
+    target: Mapped[str] = mapped_column(Text_(255))
+    request_id: Mapped[str]
+    detail: Mapped[dict[str, Any]]
+
+
+class GatewayRow(Base):
+    __tablename__ = "gateways"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str] = mapped_column(index=True)
+    url: Mapped[str] = mapped_column(Text_(255))
+    started_at: Mapped[float]
+    heartbeat_at: Mapped[float]
+
+
+class IdempotencyRow(Base):
+    """A create's answer, kept for a repeat of the same request. Secrets are not kept: see `api/idempotency`."""
+
+    __tablename__ = "idempotency_keys"
+    actor: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(Text_(255), primary_key=True)
+    fingerprint: Mapped[str]
+    status: Mapped[int]
+    response: Mapped[dict[str, Any]]
+    created_at: Mapped[float]

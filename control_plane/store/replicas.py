@@ -1,0 +1,79 @@
+"""Queries on replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from control_plane.domain import Address, Endpoint, Replica, ReplicaState
+from control_plane.store.models import ReplicaRow
+
+
+def to_replica(row: ReplicaRow) -> Replica:
+    return Replica(
+        id=row.id,
+        endpoint_id=row.endpoint_id,
+        generation=row.generation,
+        region=row.region,
+        state=ReplicaState(row.state),
+        address=Address(row.host, row.port) if row.host is not None and row.port is not None else None,
+        reason_code=row.reason_code,
+        reason=row.reason,
+        created_at=row.created_at,
+        ready_at=row.ready_at,
+        unhealthy_at=row.unhealthy_at,
+        draining_at=row.draining_at,
+        terminated_at=row.terminated_at,
+        startup_ms=row.startup_ms,
+        busy=row.busy,
+    )
+
+
+async def add_intent(session: AsyncSession, replica_id: str, endpoint: Endpoint, now: float) -> None:
+    """The row that stands before anything that can cost money is started."""
+    session.add(
+        ReplicaRow(
+            id=replica_id,
+            endpoint_id=endpoint.id,
+            generation=endpoint.generation,
+            region=endpoint.region,
+            state=ReplicaState.INTENDED,
+            reason="",
+            created_at=now,
+            busy=0,
+        )
+    )
+    await session.flush()
+
+
+async def live_replicas(session: AsyncSession, endpoint_ids: Sequence[str] | None = None) -> list[Replica]:
+    """Every replica that isn't terminated, oldest first; of the given endpoints only, if any are given."""
+    query = select(ReplicaRow).where(ReplicaRow.state != ReplicaState.TERMINATED)
+    if endpoint_ids is not None:
+        query = query.where(ReplicaRow.endpoint_id.in_(endpoint_ids))
+    rows = await session.scalars(query.order_by(ReplicaRow.created_at, ReplicaRow.id))
+    return [to_replica(row) for row in rows]
+
+
+async def recent_replicas(session: AsyncSession, endpoint_id: str, limit: int = 20) -> list[Replica]:
+    """An endpoint's newest replicas, terminated ones too, newest first."""
+    rows = await session.scalars(
+        select(ReplicaRow)
+        .where(ReplicaRow.endpoint_id == endpoint_id)
+        .order_by(ReplicaRow.created_at.desc(), ReplicaRow.id)
+        .limit(limit)
+    )
+    return [to_replica(row) for row in rows]
+
+
+async def replica_states(session: AsyncSession, ids: Sequence[str]) -> dict[str, ReplicaState]:
+    rows = await session.execute(select(ReplicaRow.id, ReplicaRow.state).where(ReplicaRow.id.in_(ids)))
+    return {replica_id: ReplicaState(state) for replica_id, state in rows}
+
+
+async def write_replica(session: AsyncSession, replica_id: str, changes: Mapping[str, Any]) -> None:
+    """Write what the reconciler found. The caller holds the endpoint's lease and guards the transaction by it."""
+    await session.execute(update(ReplicaRow).where(ReplicaRow.id == replica_id).values(**changes))
