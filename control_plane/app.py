@@ -33,7 +33,7 @@ from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
 from control_plane.providers.base import Provider
 from control_plane.providers.local import LocalProvider
-from control_plane.reconciler.loop import Reconciler
+from control_plane.reconciler.loop import Reconciler, owner_name
 from control_plane.reconciler.stop import end_all
 from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
 from control_plane.security.secret import Secret, load_secret
@@ -143,9 +143,8 @@ async def serve(
 
 
 def _controller(platform: Platform) -> list[Loop]:
-    owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
     timing = platform.settings.timing
-    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner)
+    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner_name())
     return [reconciler.run, Autoscaler(platform.store, timing).run]
 
 

@@ -72,9 +72,13 @@ class Timing(_Section):
     """Intervals and patience of the control loops, in seconds."""
 
     tick: Seconds = 0.5
+    starting_tick: Seconds = 0.1
+    """The tick while a replica starts or ends."""
     probe_timeout: Seconds = 1.0
     liveness_grace: Seconds = 10.0
     start_timeout: Seconds = 900.0
+    drain_settle: Seconds = 1.0
+    """How long a draining replica stays, so that no gateway still sends to it."""
     drain_timeout: Seconds = 60.0
     terminate_grace: Seconds = 10.0
     stable_after: Seconds = 20.0

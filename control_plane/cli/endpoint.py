@@ -78,7 +78,7 @@ def create(
         endpoint = client.create_endpoint(spec)
         if wait:
             endpoint = wait_for(client, name, serving, timeout) or endpoint
-        show_one(endpoint, output)
+        show_one(endpoint, output, skip=("replicas",))
 
 
 @app.command("list")

@@ -31,9 +31,9 @@ class KeyFormat(StrEnum):
     ENV = "env"
 
 
-def duration(text: str) -> float:
-    """`90`, `90s`, `5m`, `2h`, `30d` → seconds."""
-    match = _DURATION.fullmatch(text.strip())
+def duration(text: str | float) -> float:
+    """`90`, `90s`, `5m`, `2h`, `30d` → seconds. Defaults come here too, as numbers."""
+    match = _DURATION.fullmatch(str(text).strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} isn't a duration: write 30s, 5m, 2h or 7d")
     return float(match[1]) * _UNITS[match[2] or "s"]

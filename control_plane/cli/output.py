@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from control_plane.cli.options import Format
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_PIPE_WIDTH = 2000
 
 
 def show_list(items: Sequence[BaseModel], columns: Sequence[str], output: Format) -> None:
@@ -18,7 +23,6 @@ def show_list(items: Sequence[BaseModel], columns: Sequence[str], output: Format
     if output is not Format.TABLE:
         _dump(data, output)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -26,7 +30,7 @@ def show_list(items: Sequence[BaseModel], columns: Sequence[str], output: Format
         table.add_column(column.replace("_", " ").replace(".", " "), overflow="fold")
     for row in data:
         table.add_row(*(_cell(_look(row, column)) for column in columns))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    _print(table)
 
 
 def show_one(item: BaseModel, output: Format, *, skip: Sequence[str] = ()) -> None:
@@ -35,7 +39,6 @@ def show_one(item: BaseModel, output: Format, *, skip: Sequence[str] = ()) -> No
     if output is not Format.TABLE:
         _dump(data, output)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -44,12 +47,26 @@ def show_one(item: BaseModel, output: Format, *, skip: Sequence[str] = ()) -> No
     for name, value in data.items():
         if name not in skip:
             table.add_row(name.replace("_", " "), _cell(value))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    _print(table)
 
 
 def say(text: str) -> None:
     """Talk, for a person."""
     print(text, file=sys.stderr, flush=True)
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    # A pipe has no width to fold at.
+    console = Console(width=_PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        print(line.rstrip())
 
 
 def _dump(data: Any, output: Format) -> None:

@@ -33,6 +33,7 @@ class Activator:
         self._clock = clock
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         keeper.listen(self._release)
+        keeper.hurry = lambda: bool(self._waiting)
 
     def pick(self, route: Route, tried: Collection[str]) -> Target | None:
         """The ready replica with the fewest requests of ours open, not among `tried` and not found broken lately."""

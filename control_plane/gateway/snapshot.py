@@ -105,6 +105,8 @@ class SnapshotKeeper:
         self.current = EMPTY
         self.checked_at = 0.0
         self.healthy = False
+        self.hurry: Callable[[], bool] = lambda: False
+        """Whether somebody waits for a change, so that looking more often is worth it."""
 
     def listen(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -114,7 +116,7 @@ class SnapshotKeeper:
         if not await self.refresh():
             self._restore()
         while True:
-            await self._poke.wait(self._poll)
+            await self._poke.wait(self._poll / 5 if self.hurry() else self._poll)
             await self.refresh()
 
     async def refresh(self) -> bool:

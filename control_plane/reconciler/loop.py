@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -42,6 +45,7 @@ from control_plane.store.database import Store
 from control_plane.store.ids import new_id
 
 _AT_ONCE = 16
+_MOVING = frozenset({ReplicaState.INTENDED, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.TERMINATING})
 _RESTING = frozenset({EndpointState.ZERO, EndpointState.FAILED, EndpointState.PAUSED})
 
 
@@ -70,6 +74,7 @@ class Reconciler:
         self._policy = Policy(
             liveness_grace=timing.liveness_grace,
             start_timeout=timing.start_timeout,
+            drain_settle=timing.drain_settle,
             drain_timeout=timing.drain_timeout,
             stable_after=timing.stable_after,
             backoff_base=timing.backoff_base,
@@ -85,20 +90,22 @@ class Reconciler:
         """Until cancelled; then its leases are free."""
         prober = Prober(self._timing.probe_timeout)
         try:
+            await self._inherit()
             while True:
+                moving = False
                 try:
-                    await self.tick(prober)
+                    moving = await self.tick(prober)
                 except StoreUnavailable as error:
                     event("reconciler.store_unavailable", level=logging.WARNING, reason=error.message)
                 except Exception as error:  # a fault of one tick must not end the loop
                     event("reconciler.fault", level=logging.ERROR, error=error)
-                await self._poke.wait(self._timing.tick)
+                await self._poke.wait(self._timing.starting_tick if moving else self._timing.tick)
         finally:
             await prober.close()
             await self._release()
 
-    async def tick(self, prober: Prober) -> None:
-        """Look at every endpoint once."""
+    async def tick(self, prober: Prober) -> bool:
+        """Look at every endpoint once. Returns whether a replica is on its way up or down."""
         async with self._store.read() as session:
             known = await endpoint_store.list_endpoints(session)
             by_endpoint: dict[str, list[Replica]] = {}
@@ -115,6 +122,7 @@ class Reconciler:
         if self._clock() - self._swept_at > self._timing.sweep:
             self._swept_at = self._clock()
             await self._sweep()
+        return any(replica.state in _MOVING for own in by_endpoint.values() for replica in own)
 
     async def _one(self, prober: Prober, endpoint_id: str) -> None:
         async with self._slots:
@@ -300,12 +308,20 @@ class Reconciler:
             except IngleError as error:
                 event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
 
+    async def _inherit(self) -> None:
+        """Free the leases of controllers of this machine that died: SQLite's are all of this machine."""
+        if not self._store.sqlite:
+            return
+        with suppress(StoreUnavailable):
+            async with self._store.write() as session:
+                for owner in await leases.owners(session):
+                    if not _lives(owner):
+                        await leases.release_leases(session, owner)
+
     async def _release(self) -> None:
-        try:
+        with suppress(StoreUnavailable):  # they expire
             async with self._store.write() as session:
                 await leases.release_leases(session, self._owner)
-        except StoreUnavailable:
-            pass  # they expire
 
 
 def _restless(endpoint: Endpoint) -> bool:
@@ -315,6 +331,17 @@ def _restless(endpoint: Endpoint) -> bool:
     if endpoint.paused != (endpoint.state is EndpointState.PAUSED):
         return True
     return endpoint.state is not EndpointState.PAUSED and endpoint.desired_replicas > 0 and not endpoint.given_up
+
+
+def owner_name() -> str:
+    """A name for this process in leases: host, pid and a random part."""
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+
+
+def _lives(owner: str) -> bool:
+    """Whether the process that `owner_name` named may still be there."""
+    pid = owner.split(":")[-2]
+    return pid.isdigit() and os.path.exists(f"/proc/{pid}")
 
 
 def _spec(endpoint: Endpoint, replica_id: str) -> ReplicaSpec:

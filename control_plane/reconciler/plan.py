@@ -30,6 +30,7 @@ class Policy:
 
     liveness_grace: float
     start_timeout: float
+    drain_settle: float
     drain_timeout: float
     stable_after: float
     backoff_base: float
@@ -235,7 +236,8 @@ def _step_serving(draft: _Draft, replica: Replica, seen: Seen, now: float, polic
 
 def _step_draining(draft: _Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
     since = replica.draining_at if replica.draining_at is not None else now
-    if seen.description.phase is not Phase.RUNNING or seen.busy == 0 or now - since > policy.drain_timeout:
+    idle = seen.busy == 0 and now - since >= policy.drain_settle
+    if seen.description.phase is not Phase.RUNNING or idle or now - since > policy.drain_timeout:
         _end(draft, replica, replica.reason_code, replica.reason)
     else:
         draft.actions.append(Drain(replica.id))

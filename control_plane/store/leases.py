@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import or_, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.errors import LeaseLost
@@ -53,6 +53,12 @@ async def guard(session: AsyncSession, lease: Lease, now: float) -> None:
     )
     if token is None:
         raise LeaseLost(f"the lease on {lease.endpoint_id} is gone")
+
+
+async def owners(session: AsyncSession) -> list[str]:
+    """All who hold a lease, or held one until they died."""
+    rows = await session.scalars(select(EndpointRow.lock_owner).where(EndpointRow.lock_owner.is_not(None)).distinct())
+    return [owner for owner in rows if owner is not None]
 
 
 async def release_leases(session: AsyncSession, owner: str) -> None:

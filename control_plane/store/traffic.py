@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import Insert, Select, delete, func, select
@@ -96,7 +97,14 @@ async def usage_summary(
     if endpoint:
         query = query.where(UsageRow.endpoint_name == endpoint)
     rows = await session.execute(query.group_by(*group).order_by(*group))
-    return [dict(row._mapping) for row in rows]
+    return [{name: _number(value) for name, value in row._mapping.items()} for row in rows]
+
+
+def _number(value: Any) -> Any:
+    """PostgreSQL sums whole numbers to decimals."""
+    if isinstance(value, Decimal):
+        return int(value)
+    return round(value, 1) if isinstance(value, float) else value
 
 
 def _insert(session: AsyncSession, row: type[Base]) -> Any:
