@@ -180,7 +180,7 @@ def compile_launch(launch: Launch, case: str, target_name: str) -> Report:
 
 
 def _cuda_resources(cubin: bytes) -> tuple[int | None, int | None]:
-    """(registers a thread, bytes spilled a thread) by the cuobjdump that Triton carries; Nones without it."""
+    """(registers, bytes of stack, where spills go) a thread, by the cuobjdump that Triton carries; Nones without it."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         return None, None

@@ -4,7 +4,7 @@ KernelError
 ├── InvalidInput          a tensor's shape, dtype or layout is not what the operation takes (also a ValueError)
 ├── UnknownBackend        a backend was asked for by a name that does not exist
 ├── BackendUnavailable    a known backend cannot run on this machine or device
-└── CompileError          a kernel does not compile for a target, or asks for more than the target has
+└── CompileError          kernels cannot be compiled ahead of time in this environment
 """
 
 
@@ -25,4 +25,4 @@ class BackendUnavailable(KernelError):
 
 
 class CompileError(KernelError):
-    """A kernel does not compile for a target, or asks for more than the target has."""
+    """Kernels cannot be compiled ahead of time in this environment."""

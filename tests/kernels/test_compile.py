@@ -20,9 +20,13 @@ TARGETS = {"sm_80", "sm_89", "sm_90", "gfx942"}
 
 
 def compile_kernels(cache: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_python(cache, "-m", "kernels.compile", *arguments, **environment)
+
+
+def run_python(cache: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, "-m", "kernels.compile", *arguments],
+        [sys.executable, *arguments],
         env=inherited | {"TRITON_CACHE_DIR": str(cache)} | environment,
         capture_output=True,
         text=True,
@@ -44,6 +48,18 @@ def test_every_kernel_compiles_for_every_target_and_fits(tmp_path: Path) -> None
         assert entry["size_bytes"] > 0, entry
     tables = [line for line in result.stdout.splitlines() if line.startswith("attention_kernel")]
     assert len(tables) == sum(entry["kernel"] == "attention_kernel" for entry in reports)
+
+
+def test_a_kernel_that_does_not_fit_its_target_is_a_failure(tmp_path: Path) -> None:
+    code = (
+        "import dataclasses, sys\n"
+        "from kernels import compile\n"
+        "compile.TARGETS['sm_80'] = dataclasses.replace(compile.TARGETS['sm_80'], shared_memory=1024)\n"
+        "sys.exit(compile.main(['--target', 'sm_80', '--model', 'smollm2-135m', '--dtype', 'fp16']))\n"
+    )
+    result = run_python(tmp_path, "-c", code)
+    assert result.returncode == 1
+    assert "of shared memory, the target has 1024" in result.stdout
 
 
 def test_interpreting_is_not_compiling(tmp_path: Path) -> None:
