@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 
 import torch
 
+from data_plane import log
 from data_plane.config import EngineConfig
 from data_plane.engine.runner import Runner
 from data_plane.engine.scheduler import SchedulerLimits
 from data_plane.errors import InvalidArgument, NotEnoughMemory
-from data_plane.loading.checkpoint import open_checkpoint
+from data_plane.loading.checkpoint import Checkpoint, open_checkpoint
 from data_plane.loading.sources import resolve
+from data_plane.models.packed import PackedLlamaModel, decoder_shape
 from data_plane.models.registry import Model, build
 from data_plane.models.spec import ModelSpec
 from kernels import select
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PACKED = ("packed", "packed8")
 _CPU_KV_TOKENS = 65_536
 _CPU_MEMORY_SHARE = 0.25
 _GPU_MEMORY_SHARE = 0.9
@@ -45,14 +48,19 @@ def load(config: EngineConfig) -> Loaded:
     device = _device(config)
     if device.type == "cpu":
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-    ops = select(device)
     checkpoint = open_checkpoint(resolve(config.model))
     spec = checkpoint.spec
     max_model_len = _context(config, spec)
-    precision = _precision(config, device)
+    precision = _precision(config, spec, device)
     opened = time.monotonic()
+    budget = config.max_batched_tokens or (1024 if device.type == "cpu" else 8192)
+    model: Model
     try:
-        model = build(checkpoint, ops, _DTYPES[precision], device, max_model_len)
+        if precision in _PACKED:
+            model, kernels = _packed(config, checkpoint, precision, max_model_len, budget), "c"
+        else:
+            ops = select(device)
+            model, kernels = build(checkpoint, ops, _DTYPES[precision], device, max_model_len), ops.name
         num_blocks = _num_blocks(config, model, device, max_model_len)
         max_model_len = min(max_model_len, num_blocks * config.block_size)
         runner = Runner(
@@ -67,7 +75,6 @@ def load(config: EngineConfig) -> Loaded:
         raise NotEnoughMemory(
             f"{config.model} does not fit on {device}: lower --kv-cache-tokens or --max-model-len, or change device"
         ) from error
-    budget = config.max_batched_tokens or (1024 if device.type == "cpu" else 8192)
     limits = SchedulerLimits(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
@@ -76,7 +83,7 @@ def load(config: EngineConfig) -> Loaded:
         prefix_cache=config.prefix_cache,
     )
     phases = {"open": opened - started, "load": time.monotonic() - opened}
-    return Loaded(runner, limits, spec, device, precision, ops.name, max_model_len, num_blocks, phases)
+    return Loaded(runner, limits, spec, device, precision, kernels, max_model_len, num_blocks, phases)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -94,10 +101,42 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_model_len or spec.max_model_len
 
 
-def _precision(config: EngineConfig, device: torch.device) -> str:
-    if config.precision == "auto":
-        return "bfloat16" if device.type == "cuda" or _cpu_has_bfloat16() else "float32"
-    return config.precision
+def _precision(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str:
+    """packed where it can run, which is a CPU with a C compiler; else the fastest float type of the device."""
+    if config.precision not in ("auto", *_PACKED):
+        return config.precision
+    reason = _why_not_packed(config, spec, device)
+    if reason is None:
+        return "packed" if config.precision == "auto" else config.precision
+    if config.precision in _PACKED:
+        raise InvalidArgument(f"--precision {config.precision} cannot run here: {reason}")
+    if device.type == "cpu":
+        log.event("packed_unavailable", level="warning", reason=reason)
+    return "bfloat16" if device.type == "cuda" or _cpu_has_bfloat16() else "float32"
+
+
+def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"it is for CPUs, and the device is {device}"
+    from kernels.cpu import CompilerMissing, library
+
+    try:
+        library()
+    except CompilerMissing as error:
+        return str(error)
+    return decoder_shape(spec, block_size=config.block_size, most_tokens=1, threads=1, activation_bits=15).why_not()
+
+
+def _packed(config: EngineConfig, checkpoint: Checkpoint, precision: str, max_model_len: int, budget: int) -> Model:
+    threads = config.threads or len(os.sched_getaffinity(0))
+    shape = decoder_shape(
+        checkpoint.spec,
+        block_size=config.block_size,
+        most_tokens=max(budget, config.max_num_seqs),
+        threads=threads,
+        activation_bits=8 if precision == "packed8" else 15,
+    )
+    return PackedLlamaModel(checkpoint, shape, max_model_len)
 
 
 def _cpu_has_bfloat16() -> bool:

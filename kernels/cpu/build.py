@@ -1,7 +1,7 @@
 """Compiles the C sources of this folder for the machine at hand, once, into the cache folder.
 
-The cache is `$INGLE_CACHE/kernels` (default `~/.cache/ingle/kernels`). The file's name is a hash of the sources, the flags,
-the compiler's version and the processor's abilities, so a stale one is never loaded.
+The cache is `$INGLE_CACHE/kernels` (default `~/.cache/ingle/kernels`). The file's name is a hash of the sources, the
+flags, the compiler's version and the processor's abilities, so a stale one is never loaded.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ typedef struct {
 
 typedef struct {
     int32_t hidden, layers, heads, kv_heads, head_dim, rotary_dim, intermediate, vocabulary;
-    int32_t block_size, most_tokens, threads;
+    int32_t block_size, most_tokens, threads, planes;  // planes of activations: 1 (8 bits) or 2 (15 bits)
     float eps;
     const layer *layer;
     const float *norm, *cos_sin;
@@ -47,15 +47,17 @@ typedef struct {
 #define FEW_ROWS 4
 #define MOST_PARTS 256
 
-static int allot_quantized(quantized *q, int rows, int width) {
-    q->values = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64);
+static int allot_quantized(quantized *q, int rows, int width, int planes) {
+    q->high = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64);
+    if (planes == 2 && !(q->low = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64))) return -1;
     q->scale = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
     q->sum = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
-    return q->values && q->scale && q->sum ? 0 : -1;
+    return q->high && q->scale && q->sum ? 0 : -1;
 }
 
 static void free_quantized(quantized *q) {
-    free(q->values);
+    free(q->high);
+    free(q->low);
     free(q->scale);
     free(q->sum);
 }
@@ -89,8 +91,8 @@ decoder *ingle_decoder_open(const shape *s) {
     d->items = malloc(sizeof *d->items * (rows + 1));
     d->parts = aligned_alloc(64, sizeof *d->parts * MOST_PARTS);
     int failed = !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->items || !d->parts;
-    failed |= allot_quantized(&d->shared, s->most_tokens, widest);
-    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest);
+    failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->planes);
+    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->planes);
     if (failed || pool_open(&d->workers, s->threads)) {
         ingle_decoder_close(d);
         return NULL;
@@ -136,15 +138,13 @@ static void prepare_down(decoder *d, const layer *l, int row, quantized *to, int
     (void)l;
     int width = d->s.intermediate;
     const float *gate = d->mlp + (size_t)row * 2 * width, *up = gate + width;
-    int groups = width / GROUP;
-    for (int g = 0; g < groups; g++) {
+    for (int g = 0; g < width / GROUP; g++) {
         float mixed[GROUP] __attribute__((aligned(64)));
         for (int i = 0; i < GROUP; i += LANES) {
             f32v v = load(gate + g * GROUP + i);
             store(mixed + i, v / (exp_lanes(-v) + 1.0f) * load(up + g * GROUP + i));
         }
-        quantize_group(mixed, to->values + (size_t)at * width + g * GROUP, to->scale + (size_t)at * groups + g,
-                       to->sum + (size_t)at * groups + g);
+        quantize_group(mixed, to, at, g);
     }
 }
 

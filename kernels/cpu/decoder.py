@@ -37,7 +37,7 @@ class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "hidden", "layers", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate", "vocabulary",
-            "block_size", "most_tokens", "threads")),
+            "block_size", "most_tokens", "threads", "planes")),
         ("eps", ctypes.c_float),
         ("layer", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("cos_sin", ctypes.c_void_p),
         ("head", _Matrix), ("embedding", ctypes.c_void_p),
@@ -47,7 +47,8 @@ class _Shape(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("tokens", "sequences", "table_width", "logit_rows")),
-        *((name, ctypes.c_void_p) for name in ("ids", "positions", "slots", "logit_row", "tables", "starts", "lengths")),
+        *((name, ctypes.c_void_p) for name in (
+            "ids", "positions", "slots", "logit_row", "tables", "starts", "lengths")),
         ("kv", ctypes.c_void_p), ("layer_stride", ctypes.c_int64), ("logits", ctypes.c_void_p),
     )  # fmt: skip
 
@@ -69,7 +70,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Sizes in elements; most_tokens bounds a step."""
+    """Sizes in elements; most_tokens bounds a step. activation_bits: 15 loses nothing that shows, 8 is faster."""
 
     hidden: int
     heads: int
@@ -82,6 +83,7 @@ class DecoderShape:
     most_tokens: int
     threads: int
     eps: float
+    activation_bits: int = 15
 
     def why_not(self) -> str | None:
         """What keeps the C code from running this shape, or None."""
@@ -129,7 +131,8 @@ class Decoder:
         self._kept.append(rows)
         native = _Shape(
             shape.hidden, len(layers), shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim,
-            shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens, shape.threads, shape.eps,
+            shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens, shape.threads,
+            1 if shape.activation_bits == 8 else 2, shape.eps,
             ctypes.addressof(rows), _address(norm), _address(cos_sin), _matrix(head), _address(embedding),
         )  # fmt: skip
         self._handle = self._library.ingle_decoder_open(ctypes.byref(native))
@@ -154,8 +157,8 @@ class Decoder:
     ) -> torch.Tensor:
         """float32 logits [R, vocabulary].
 
-        ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows: int64
-        [R]; kv: float16 [layers, 2, blocks, Hk, block, D], whose keys this code lays out [D, block].
+        ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows:
+        int64 [R]; kv: float16 [layers, 2, blocks, Hk, block, D], whose keys this code lays out [D, block].
         """
         logits = torch.empty((logit_rows.shape[0], self.shape.vocabulary), dtype=torch.float32)
         native = _Step(

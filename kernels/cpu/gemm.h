@@ -1,5 +1,6 @@
-// Matrices in groups of 32 inputs, w = scale · value + offset with 4- or 8-bit values, times rows quantized to 8 bits in the
-// same groups. The products are exact integers; only the sums over groups are floating point, in group order.
+// Matrices in groups of 32 inputs, w = scale · value + offset with 4- or 8-bit values, times rows quantized in the same
+// groups to 8 bits, or to 15 in two planes. The products are exact integers; only the sums over groups are floating point,
+// in group order.
 //
 // Packed by tiles of 16 outputs. A group of a tile holds eight runs of [16 outputs][4 inputs] bytes; with 4 bits, run j
 // and run j + 4 share bytes, low nibble first. Scales: [tile][group][2][16], the scales, then the offsets.
@@ -15,40 +16,57 @@ typedef struct {
     int32_t outputs, inputs, bits, half_scales;
 } matrix;
 
-// Rows of activations: x = scale · value for each group; sum = scale · Σ value.
+// Rows of activations: x = scale · value for each group; sum = scale · Σ value. With `low`, value = 128 · high + low.
 typedef struct {
-    int8_t *values;
+    int8_t *high, *low;
     float *scale, *sum;
     int32_t inputs;
 } quantized;
 
-INLINE void quantize_group(const float *x, int8_t *values, float *scale, float *sum) {
+#define MOST_8 127
+#define MOST_15 (127 * 128 + 63)
+
+INLINE void quantize_group(const float *x, quantized *q, int row, int group) {
+    size_t at = (size_t)row * q->inputs + (size_t)group * GROUP;
+    int8_t *values = q->high + at, *lows = q->low ? q->low + at : NULL;
+    float levels = q->low ? MOST_15 : MOST_8;
     f32v low = load(x), high = load(x + LANES);
     f32v magnitude = max_lanes(max_lanes(low, -low), max_lanes(high, -high));
     float most = max_of(magnitude);
-    float inverse = most > 0 ? 127.0f / most : 0.0f;
+    float inverse = most > 0 ? levels / most : 0.0f;
     int32_t total = 0;
 #if defined(__AVX512F__)
     __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)low, _mm512_set1_ps(inverse)));
     __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)high, _mm512_set1_ps(inverse)));
-    _mm_storeu_si128((__m128i *)values, _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128((__m128i *)(values + LANES), _mm512_cvtepi32_epi8(b));
+    if (lows) {
+        __m512i half = _mm512_set1_epi32(64);
+        __m512i high_a = _mm512_srai_epi32(_mm512_add_epi32(a, half), 7);
+        __m512i high_b = _mm512_srai_epi32(_mm512_add_epi32(b, half), 7);
+        _mm_storeu_si128((__m128i *)values, _mm512_cvtepi32_epi8(high_a));
+        _mm_storeu_si128((__m128i *)(values + LANES), _mm512_cvtepi32_epi8(high_b));
+        _mm_storeu_si128((__m128i *)lows, _mm512_cvtepi32_epi8(_mm512_sub_epi32(a, _mm512_slli_epi32(high_a, 7))));
+        _mm_storeu_si128((__m128i *)(lows + LANES),
+                         _mm512_cvtepi32_epi8(_mm512_sub_epi32(b, _mm512_slli_epi32(high_b, 7))));
+    } else {
+        _mm_storeu_si128((__m128i *)values, _mm512_cvtepi32_epi8(a));
+        _mm_storeu_si128((__m128i *)(values + LANES), _mm512_cvtepi32_epi8(b));
+    }
     total = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
 #else
     for (int i = 0; i < GROUP; i++) {
-        values[i] = (int8_t)lrintf(x[i] * inverse);
-        total += values[i];
+        int32_t value = (int32_t)lrintf(x[i] * inverse), upper = lows ? (value + 64) >> 7 : value;
+        values[i] = (int8_t)upper;
+        if (lows) lows[i] = (int8_t)(value - upper * 128);
+        total += value;
     }
 #endif
-    *scale = most / 127.0f;
-    *sum = *scale * (float)total;
+    size_t place = (size_t)row * (q->inputs / GROUP) + group;
+    q->scale[place] = most / levels;
+    q->sum[place] = q->scale[place] * (float)total;
 }
 
 INLINE void quantize_row(const float *x, quantized *to, int row) {
-    int groups = to->inputs / GROUP;
-    for (int g = 0; g < groups; g++)
-        quantize_group(x + g * GROUP, to->values + (size_t)row * to->inputs + g * GROUP,
-                       to->scale + (size_t)row * groups + g, to->sum + (size_t)row * groups + g);
+    for (int g = 0; g < to->inputs / GROUP; g++) quantize_group(x + g * GROUP, to, row, g);
 }
 
 INLINE void group_scales(const matrix *m, size_t group, f32v *scale, f32v *offset) {
@@ -66,18 +84,27 @@ INLINE void group_scales(const matrix *m, size_t group, f32v *scale, f32v *offse
 #if defined(__AVX512VNNI__)
 
 // y[r] = one tile's 16 outputs for `rows` rows from `row` on.
-INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile, const quantized *x, int row, f32v *y) {
+INLINE __m512i four_of(const int8_t *at) {
+    int32_t four;
+    memcpy(&four, at, 4);
+    return _mm512_set1_epi32(four);
+}
+
+INLINE void tile_rows(const int rows, const int bits, const int planes, const matrix *m, int tile, const quantized *x,
+                      int row, f32v *y) {
     const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
     const uint8_t *w = m->values + (size_t)tile * groups * bytes;
     const __m512i low_nibbles = _mm512_set1_epi8(15);
-    const int8_t *in[MOST_ROWS];
+    const int8_t *in[2][MOST_ROWS];
     for (int r = 0; r < rows; r++) {
-        in[r] = x->values + (size_t)(row + r) * x->inputs;
+        in[0][r] = x->high + (size_t)(row + r) * x->inputs;
+        if (planes == 2) in[1][r] = x->low + (size_t)(row + r) * x->inputs;
         y[r] = splat(0);
     }
     for (int g = 0; g < groups; g++, w += bytes) {
-        __m512i sum[MOST_ROWS];
-        for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
+        __m512i sum[2][MOST_ROWS];
+        for (int p = 0; p < planes; p++)
+            for (int r = 0; r < rows; r++) sum[p][r] = _mm512_setzero_si512();
         _mm_prefetch((const char *)w + 4 * bytes, _MM_HINT_T0);
 #pragma GCC unroll 8
         for (int j = 0; j < bits; j++) {
@@ -85,26 +112,24 @@ INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile,
             if (bits == 4) {
                 __m512i low = _mm512_and_si512(raw, low_nibbles);
                 __m512i high = _mm512_and_si512(_mm512_srli_epi16(raw, 4), low_nibbles);
-                for (int r = 0; r < rows; r++) {
-                    int32_t first, second;
-                    memcpy(&first, in[r] + g * GROUP + j * 4, 4);
-                    memcpy(&second, in[r] + g * GROUP + 16 + j * 4, 4);
-                    sum[r] = _mm512_dpbusd_epi32(sum[r], low, _mm512_set1_epi32(first));
-                    sum[r] = _mm512_dpbusd_epi32(sum[r], high, _mm512_set1_epi32(second));
-                }
+                for (int p = 0; p < planes; p++)
+                    for (int r = 0; r < rows; r++) {
+                        const int8_t *at = in[p][r] + g * GROUP + j * 4;
+                        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], low, four_of(at));
+                        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], high, four_of(at + 16));
+                    }
             } else {
-                for (int r = 0; r < rows; r++) {
-                    int32_t four;
-                    memcpy(&four, in[r] + g * GROUP + j * 4, 4);
-                    sum[r] = _mm512_dpbusd_epi32(sum[r], raw, _mm512_set1_epi32(four));
-                }
+                for (int p = 0; p < planes; p++)
+                    for (int r = 0; r < rows; r++)
+                        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], raw, four_of(in[p][r] + g * GROUP + j * 4));
             }
         }
         f32v scale, offset;
         group_scales(m, (size_t)tile * groups + g, &scale, &offset);
         for (int r = 0; r < rows; r++) {
             size_t at = (size_t)(row + r) * groups + g;
-            f32v exact = (f32v)_mm512_cvtepi32_ps(sum[r]);
+            if (planes == 2) sum[0][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[0][r], 7), sum[1][r]);
+            f32v exact = (f32v)_mm512_cvtepi32_ps(sum[0][r]);
             y[r] = fmadd(exact, scale * x->scale[at], y[r]);
             y[r] = fmadd(offset, splat(x->sum[at]), y[r]);
         }
@@ -113,7 +138,8 @@ INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile,
 
 #else
 
-INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile, const quantized *x, int row, f32v *y) {
+INLINE void tile_rows(const int rows, const int bits, const int planes, const matrix *m, int tile, const quantized *x,
+                      int row, f32v *y) {
     const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
     const uint8_t *w = m->values + (size_t)tile * groups * bytes;
     for (int r = 0; r < rows; r++) y[r] = splat(0);
@@ -130,11 +156,14 @@ INLINE void tile_rows(const int rows, const int bits, const matrix *m, int tile,
         f32v scale, offset;
         group_scales(m, (size_t)tile * groups + g, &scale, &offset);
         for (int r = 0; r < rows; r++) {
-            const int8_t *in = x->values + (size_t)(row + r) * x->inputs + g * GROUP;
+            size_t in = (size_t)(row + r) * x->inputs + (size_t)g * GROUP;
+            int16_t value[GROUP];
+            for (int i = 0; i < GROUP; i++)
+                value[i] = planes == 2 ? (int16_t)(x->high[in + i] * 128 + x->low[in + i]) : x->high[in + i];
             int32_t sum[LANES] = {0};
             for (int j = 0; j < 8; j++)
                 for (int lane = 0; lane < LANES; lane++)
-                    for (int b = 0; b < 4; b++) sum[lane] += wide[j * 64 + lane * 4 + b] * in[j * 4 + b];
+                    for (int b = 0; b < 4; b++) sum[lane] += wide[j * 64 + lane * 4 + b] * value[j * 4 + b];
             f32v exact;
             for (int lane = 0; lane < LANES; lane++) exact[lane] = (float)sum[lane];
             size_t at = (size_t)(row + r) * groups + g;
@@ -151,9 +180,9 @@ INLINE void tile_block(const int rows, const matrix *m, int tile, const quantize
                        int add) {
     f32v y[MOST_ROWS];
     if (m->bits == 4)
-        tile_rows(rows, 4, m, tile, x, row, y);
+        x->low ? tile_rows(rows, 4, 2, m, tile, x, row, y) : tile_rows(rows, 4, 1, m, tile, x, row, y);
     else
-        tile_rows(rows, 8, m, tile, x, row, y);
+        x->low ? tile_rows(rows, 8, 2, m, tile, x, row, y) : tile_rows(rows, 8, 1, m, tile, x, row, y);
     int width = m->outputs - tile * LANES;
     for (int r = 0; r < rows; r++) {
         float *to = out + (size_t)(row + r) * stride + tile * LANES;
