@@ -106,6 +106,7 @@ class Endpoint(BaseModel):
     reason: Reason
     generation: int
     observed_generation: int
+    given_up: bool
     tenant: str
     gpu: str | None
     gpus: int

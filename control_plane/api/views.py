@@ -30,6 +30,7 @@ def endpoint(
         reason=schemas.Reason(code=item.reason_code, message=item.reason),
         generation=item.generation,
         observed_generation=item.observed_generation,
+        given_up=item.given_up,
         tenant=tenant,
         gpu=item.gpu,
         gpus=item.gpus,

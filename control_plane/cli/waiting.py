@@ -70,7 +70,7 @@ def wait_for(client: AdminClient, name: str, goal: Goal, patience: float) -> End
                     print(text, file=sys.stderr, flush=True)
             if goal(endpoint):
                 return endpoint
-            if endpoint.state == EndpointState.FAILED and goal is not never and goal is not asleep:
+            if endpoint.given_up and goal is not never and goal is not asleep:
                 raise IngleError(f"{name} failed: {endpoint.reason.message} ({endpoint.reason.code})")
             if time.monotonic() - began > patience:
                 raise GaveUpWaiting(f"gave up waiting for {name} after {patience:g} s: it is {endpoint.state}")

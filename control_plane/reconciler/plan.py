@@ -320,7 +320,7 @@ def _state(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[EndpointSta
             return EndpointState.FAILED, endpoint.reason_code or "start_failed", endpoint.reason
         return EndpointState.ZERO, None, "no replica runs; the next request starts one"
     troubled = endpoint.given_up or endpoint.failures > 0
-    if ready >= wanted:
+    if ready >= wanted and not endpoint.given_up:
         return EndpointState.READY, None, f"{ready} of {wanted} replicas ready"
     if ready:
         code = endpoint.reason_code if troubled else "scaling"

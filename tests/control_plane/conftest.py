@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane.store.database import Store
+from control_plane.store.schema import upgrade_schema
+from tests.control_plane.harness import Installation, free_port, installed
+
+
+@pytest.fixture(scope="session")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """One `ingle up` for the tests that leave it as they found it."""
+    with installed(tmp_path_factory.mktemp("shared") / "home") as installation:
+        installation.up()
+        yield installation
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Installation]:
+    """A home of a test's own; it starts what it needs."""
+    with installed(tmp_path / "home") as installation:
+        yield installation
+
+
+def _programs() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server of our own, run by a user that may not be root."""
+    programs = _programs()
+    if programs is None:
+        pytest.skip("the PostgreSQL server programs (initdb, pg_ctl) aren't installed")
+    user = "postgres" if os.getuid() == 0 else None
+    if user and (shutil.which("runuser") is None or subprocess.run(["id", user], capture_output=True).returncode):
+        pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres to run it as")
+    prefix = ["runuser", "-u", user, "--"] if user else []
+    folder = Path(subprocess.run([*prefix, "mktemp", "-d"], check=True, capture_output=True, text=True).stdout.strip())
+    data, port = folder / "data", free_port()
+
+    def run(*command: str) -> None:
+        subprocess.run([*prefix, *command], check=True, capture_output=True, cwd=folder, timeout=60)
+
+    run(str(programs / "initdb"), "-D", str(data), "-U", "ingle", "-A", "trust", "--no-sync")
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    run(str(programs / "pg_ctl"), "-D", str(data), "-o", options, "-l", str(folder / "log"), "-w", "start")
+    try:
+        yield f"postgresql+psycopg://ingle@127.0.0.1:{port}/"
+    finally:
+        run(str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+        run("rm", "-rf", str(folder))
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database, of each kind in turn."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
+    server: str = request.getfixturevalue("postgres_url")
+    import psycopg
+
+    name = f"t{os.urandom(6).hex()}"
+    plain = server.replace("+psycopg", "") + "postgres"
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return server + name
+
+
+@pytest.fixture
+async def store(database_url: str) -> AsyncIterator[Store]:
+    upgrade_schema(database_url)
+    store = Store(database_url)
+    yield store
+    await store.close()

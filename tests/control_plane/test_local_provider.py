@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from control_plane.domain import Description, Phase, ReplicaSpec
+from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.providers.local import LocalProvider
+from control_plane.providers.processes import marked, start_time
+from control_plane.security.secret import load_secret
+from tests.control_plane.harness import REPLICA
+
+
+def make(home: Path, *, command: tuple[str, ...] = (sys.executable, str(REPLICA)), grace: float = 5.0) -> LocalProvider:
+    return LocalProvider(
+        home, load_secret(home), regions=["local-eu"], command=command, terminate_grace=grace, log_bytes=8192
+    )
+
+
+def spec(replica_id: str, model: str = "fast", gpu: str | None = None) -> ReplicaSpec:
+    return ReplicaSpec(replica_id, "chat", "local-eu", model, gpu=gpu)
+
+
+@pytest.fixture
+async def provider(tmp_path: Path) -> AsyncIterator[LocalProvider]:
+    made = make(tmp_path)
+    yield made
+    for replica_id in await made.list_owned():
+        for pid in marked("INGLE_REPLICA", replica_id):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def becomes(provider: LocalProvider, replica_id: str, phase: Phase) -> Description:
+    async with asyncio.timeout(30):
+        while True:
+            description = await provider.describe(replica_id)
+            if description.phase is phase:
+                return description
+            await asyncio.sleep(0.02)
+
+
+async def gone(provider: LocalProvider, replica_id: str) -> None:
+    async with asyncio.timeout(30):
+        while (await provider.describe(replica_id)).phase is not Phase.ABSENT:
+            await provider.terminate(replica_id)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_replica_starts_answers_drains_and_goes(provider: LocalProvider, tmp_path: Path) -> None:
+    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
+    await provider.ensure(spec("rep_a"))
+    running = await becomes(provider, "rep_a", Phase.RUNNING)
+    assert running.phases.keys() == {"load"}
+    assert await provider.list_owned() == ["rep_a"]
+    url = f"http://{running.address}/v1/chat/completions"
+    headers = {"Authorization": f"Bearer {load_secret(tmp_path).replica_token('rep_a')}"}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url, json=body) as response:
+            assert response.status == 401
+        async with session.post(url, json=body, headers=headers) as response:
+            assert response.status == 200
+        await provider.drain("rep_a")
+        async with session.post(url, json=body, headers=headers) as response:
+            assert response.status == 503
+    assert any("starting" in line for line in provider.logs("rep_a", 10))
+    await gone(provider, "rep_a")
+    assert await provider.list_owned() == []
+    await provider.ensure(spec("rep_a"))  # an id is started once, ever
+    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
+
+
+async def test_ensure_starts_one_process_however_often_it_is_called(provider: LocalProvider, tmp_path: Path) -> None:
+    other = make(tmp_path)
+    await asyncio.gather(*(one.ensure(spec("rep_a")) for one in (provider, other) * 4))
+    assert len(marked("INGLE_REPLICA", "rep_a")) == 1
+
+
+async def test_a_replica_is_found_again_by_the_next_control_plane(provider: LocalProvider, tmp_path: Path) -> None:
+    await provider.ensure(spec("rep_a", "child"))
+    before = await becomes(provider, "rep_a", Phase.RUNNING)
+    later = make(tmp_path)
+    assert await later.describe("rep_a") == before
+    assert await later.list_owned() == ["rep_a"]
+    await gone(later, "rep_a")
+    assert marked("INGLE_REPLICA", "rep_a") == []  # its child too
+
+
+async def test_a_start_that_was_not_written_down_is_adopted(provider: LocalProvider, tmp_path: Path) -> None:
+    await provider.ensure(spec("rep_a"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    (tmp_path / "replicas" / "rep_a" / "process.json").unlink()
+    later = make(tmp_path)
+    assert (await later.describe("rep_a")).phase is Phase.STARTING
+    await later.ensure(spec("rep_a"))
+    assert len(marked("INGLE_REPLICA", "rep_a")) == 1
+    await becomes(later, "rep_a", Phase.RUNNING)
+
+
+async def test_a_killed_leader_is_seen_at_once_and_its_children_go_too(provider: LocalProvider) -> None:
+    await provider.ensure(spec("rep_a", "child"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    leader, child = sorted(marked("INGLE_REPLICA", "rep_a"))
+    os.kill(leader, signal.SIGKILL)
+    assert "signal 9" in (await becomes(provider, "rep_a", Phase.EXITED)).message
+    assert start_time(child) is not None
+    assert await provider.list_owned() == ["rep_a"]
+    await gone(provider, "rep_a")
+    assert start_time(child) is None
+
+
+async def test_a_reused_pid_is_not_taken_for_the_replica(provider: LocalProvider, tmp_path: Path) -> None:
+    await provider.ensure(spec("rep_a"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    path = tmp_path / "replicas" / "rep_a" / "process.json"
+    (real,) = marked("INGLE_REPLICA", "rep_a")
+    path.write_text(json.dumps({"pid": os.getpid(), "start_time": 1}))
+    assert (await make(tmp_path).describe("rep_a")).phase is Phase.EXITED
+    await gone(provider, "rep_a")
+    assert start_time(os.getpid()) is not None
+    assert start_time(real) is None
+
+
+async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(99)"
+    )
+    provider = make(tmp_path, command=(sys.executable, "-c", stubborn), grace=0.3)
+    await provider.ensure(spec("rep_a"))
+    output = tmp_path / "replicas" / "rep_a" / "stdout.log"
+    async with asyncio.timeout(10):
+        while not output.read_bytes():
+            await asyncio.sleep(0.02)
+    await provider.terminate("rep_a")
+    assert marked("INGLE_REPLICA", "rep_a")
+    await gone(provider, "rep_a")
+    assert marked("INGLE_REPLICA", "rep_a") == []
+
+
+async def test_a_failed_start_says_why(provider: LocalProvider) -> None:
+    await provider.ensure(spec("rep_a", "bad"))
+    failed = await becomes(provider, "rep_a", Phase.FAILED)
+    assert failed.code == "model_not_found"
+    assert "name one that exists" in failed.message
+
+
+async def test_what_cannot_be_started_is_said(provider: LocalProvider, tmp_path: Path) -> None:
+    with pytest.raises(ProviderRefused, match="offers cpu") as refused:
+        await provider.ensure(spec("rep_a", gpu="H999"))
+    assert refused.value.permanent
+    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
+    with pytest.raises(ProviderError, match="/none/such"):
+        await make(tmp_path, command=("/none/such",)).ensure(spec("rep_b"))
+    assert (await provider.describe("rep_b")).phase is Phase.ABSENT
+
+
+async def test_logs_are_bounded(tmp_path: Path) -> None:
+    chatty = (
+        "import json, sys, time\n"
+        "print(json.dumps({'event': 'ready', 'host': '127.0.0.1', 'port': 9, 'startup_ms': 1}), flush=True)\n"
+        "for n in range(10**9):\n"
+        "    print(f'line {n}', file=sys.stderr, flush=True); time.sleep(0.0005)\n"
+    )
+    provider = make(tmp_path, command=(sys.executable, "-c", chatty))
+    await provider.ensure(spec("rep_a"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    folder = tmp_path / "replicas" / "rep_a"
+    async with asyncio.timeout(20):
+        while not (folder / "stderr.log.1").exists():
+            await provider.describe("rep_a")
+            await asyncio.sleep(0.02)
+    await provider.describe("rep_a")
+    assert (folder / "stderr.log").stat().st_size < 8192
+    assert (await provider.describe("rep_a")).phase is Phase.RUNNING
+    assert len(provider.logs("rep_a", 5)) == 5
+    await gone(provider, "rep_a")
+
+
+async def test_secrets_of_the_control_plane_do_not_reach_a_replica(
+    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGLE_DATABASE_URL", "postgresql+psycopg://u:canary@h/d")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    await provider.ensure(spec("rep_a"))
+    (pid,) = marked("INGLE_REPLICA", "rep_a")
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"canary" not in environment
+    assert b"http://collector:4318" in environment
+    assert b"INGLE_REGION=local-eu" in environment
