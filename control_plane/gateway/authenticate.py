@@ -11,15 +11,14 @@ from control_plane.security.keys import parse_key
 from control_plane.security.secret import Secret
 
 _NO_HASH = "0" * 64
-_LOOKS_PER_SECOND = 5.0
 _MESSAGE = "Incorrect API key provided. Send a valid one as `Authorization: Bearer ingle_…`."
 
 
 class Authenticator:
     """Every way of not having a valid key ends in the same 401, after the same work.
 
-    A key may be newer than the snapshot, so that the store is asked before a refusal, a few times a second at most
-    whatever arrives. While the store is away nobody is told that their key is wrong: that is a 503.
+    A key may be newer than the snapshot, so that the store is asked before a refusal. While the store is away nobody
+    is told that their key is wrong: that is a 503.
     """
 
     def __init__(self, keeper: SnapshotKeeper, secret: Secret, *, clock: Callable[[], float], max_age: float) -> None:
@@ -27,7 +26,6 @@ class Authenticator:
         self._secret = secret
         self._clock = clock
         self._max_age = max_age
-        self._looked_at = 0.0
 
     async def check(self, authorization: str | None) -> Key:
         """Raises Unauthenticated, StoreUnavailable."""
@@ -40,9 +38,7 @@ class Authenticator:
         key = self._find(parsed, now)
         if key is not None:
             return key
-        if now - self._looked_at >= 1 / _LOOKS_PER_SECOND:
-            self._looked_at = now
-            await keeper.refresh()
+        await keeper.look_again()
         if not keeper.healthy:
             raise StoreUnavailable("the key can't be checked at the moment; try again soon", retry_after=2)
         key = self._find(parsed, now)

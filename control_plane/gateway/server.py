@@ -154,7 +154,7 @@ class Gateway:
             exchange.path, exchange.override_model = f"/{rest}", True
         if exchange.path == _MODELS or exchange.path.startswith(f"{_MODELS}/"):
             _require_method(request, exchange, "GET")
-            return self._models(key, exchange, endpoint)
+            return await self._models(key, exchange, endpoint)
         if exchange.path not in _POSTED:
             raise NotFound(f"Unknown request URL: {request.method} {request.path}", code="unknown_url")
         _require_method(request, exchange, "POST")
@@ -162,14 +162,20 @@ class Gateway:
             body = await self._read(request)
             if endpoint is None:
                 endpoint = _model_of(body)
-            route = exchange.route = self._route(key, endpoint)
+            route = exchange.route = await self._route(key, endpoint)
             wait = _wait(request.headers.get("x-ingle-wait"), route)
             with self._demand.in_flight(route):
                 return await self._proxy.forward(request, exchange, route, key, body, wait)
 
-    def _route(self, key: Key, endpoint: str) -> Route:
-        route = self.keeper.current.routes.get(endpoint)
-        if route is None or route.tenant_id != key.tenant_id:
+    async def _route(self, key: Key, endpoint: str) -> Route:
+        """Raises NotFound, ResidencyMismatch; StoreUnavailable where it can't be known that there is none."""
+        route = self._own_route(key, endpoint)
+        if route is None:
+            await self.keeper.look_again()
+            route = self._own_route(key, endpoint)
+        if route is None:
+            if not self.keeper.healthy:
+                raise StoreUnavailable("the endpoint can't be looked up at the moment; try again soon", retry_after=2)
             raise no_such_endpoint(endpoint[:100])
         if route.region != self.region:
             raise ResidencyMismatch(
@@ -177,6 +183,10 @@ class Gateway:
                 param="model",
             )
         return route
+
+    def _own_route(self, key: Key, endpoint: str) -> Route | None:
+        route = self.keeper.current.routes.get(endpoint)
+        return route if route is not None and route.tenant_id == key.tenant_id else None
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         limit = self._limits.max_body_bytes
@@ -192,11 +202,11 @@ class Gateway:
                 raise too_large
         return bytes(body)
 
-    def _models(self, key: Key, exchange: Exchange, endpoint: str | None) -> web.Response:
+    async def _models(self, key: Key, exchange: Exchange, endpoint: str | None) -> web.Response:
         exchange.outcome = "ok"
         name = exchange.path[len(_MODELS) + 1 :]
         if name:
-            route = self._route(key, name)
+            route = await self._route(key, name)
             return web.json_response(_model_object(route), headers=exchange.headers)
         routes = [
             route

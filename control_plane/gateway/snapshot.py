@@ -24,6 +24,8 @@ from control_plane.security.secret import Secret
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 
+_LOOK_AGAIN_SECONDS = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -102,6 +104,8 @@ class SnapshotKeeper:
         self._listeners: list[Callable[[], None]] = []
         self._targets: dict[str, Target] = {}
         self._looking: asyncio.Task[bool] | None = None
+        self._next_look: asyncio.Task[None] | None = None
+        self._looked_again_at = 0.0
         self.current = EMPTY
         self.checked_at = 0.0
         self.healthy = False
@@ -124,6 +128,24 @@ class SnapshotKeeper:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
+
+    async def look_again(self) -> None:
+        """For a caller that misses something: look at the store, not earlier than now.
+
+        Whatever arrives, the store is asked ten times a second at most; all who come meanwhile share the next look.
+        """
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._later_look())
+        await asyncio.shield(self._next_look)
+
+    async def _later_look(self) -> None:
+        await asyncio.sleep(max(0.0, self._looked_again_at + _LOOK_AGAIN_SECONDS - self._clock()))
+        # Whoever comes from now on may miss something that this look doesn't see, and waits for the next one.
+        self._next_look = None
+        self._looked_again_at = self._clock()
+        if self._looking is not None and not self._looking.done():
+            await asyncio.shield(self._looking)
+        await self.refresh()
 
     async def _look(self) -> bool:
         now = self._clock()

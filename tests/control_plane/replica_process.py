@@ -138,7 +138,7 @@ async def main() -> int:
         return 1
     if "child" in replica.words:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    app = web.Application()
+    app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_get("/health", replica.health)
     app.router.add_get("/requests", replica.requests)
     app.router.add_post("/drain", replica.drain)
