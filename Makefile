@@ -27,6 +27,7 @@ $(VENV)/.dev: $(VENV)/.engine
 
 $(VENV)/.model: $(VENV)/.engine
 	@$(BIN)/ingle model pull smollm2-135m-instruct >&2
+	@$(BIN)/python -m kernels.cpu >&2
 	@touch $@
 
 setup: $(VENV)/.engine $(VENV)/.model  ## .venv with ingle in it, the demo model in the cache

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import time
 
-import torch
-
 from data_plane import log
 from data_plane.engine.ipc import EngineSocket
 from data_plane.engine.kv_cache import BlockPool
-from data_plane.engine.loader import Loaded
+from data_plane.engine.loader import Loaded, is_out_of_memory
 from data_plane.engine.messages import (
     Abort,
     Add,
@@ -71,7 +69,6 @@ class EngineCore:
                 return False
         return True
 
-    @torch.inference_mode()
     def step(self) -> list[FromEngine]:
         """One step; its outputs, then a Progress."""
         started = time.monotonic()
@@ -125,7 +122,7 @@ class EngineCore:
         """The step raised. Nothing of it was recorded, so its sequences can simply run again, apart."""
         self.counters.step_errors += 1
         self._failures_in_a_row += 1
-        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        memory = is_out_of_memory(error)
         self.counters.out_of_memory += memory
         log.event("step_failed", level="error", kind=type(error).__name__, sequences=len(plan), out_of_memory=memory)
         if self._failures_in_a_row > _MOST_FAILURES:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-
-import torch
+from pathlib import Path
 
 from data_plane import log
 from data_plane.config import EngineConfig
@@ -16,11 +15,9 @@ from data_plane.errors import InvalidArgument, NotEnoughMemory
 from data_plane.loading.checkpoint import Checkpoint, open_checkpoint
 from data_plane.loading.sources import resolve
 from data_plane.models.packed import PackedLlamaModel, decoder_shape
-from data_plane.models.registry import Model, build
+from data_plane.models.registry import Model, build, check_family
 from data_plane.models.spec import ModelSpec
-from kernels import select
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PACKED = ("packed", "packed8")
 _CPU_KV_TOKENS = 65_536
 _CPU_MEMORY_SHARE = 0.25
@@ -34,7 +31,7 @@ class Loaded:
     runner: Runner
     limits: SchedulerLimits
     spec: ModelSpec
-    device: torch.device
+    device: str
     precision: str
     kernels: str
     max_model_len: int
@@ -46,32 +43,31 @@ def load(config: EngineConfig) -> Loaded:
     """Load the model. Raises a StartError that says what to do."""
     started = time.monotonic()
     device = _device(config)
-    if device.type == "cpu":
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     checkpoint = open_checkpoint(resolve(config.model))
+    check_family(checkpoint)
     spec = checkpoint.spec
     max_model_len = _context(config, spec)
     precision = _precision(config, spec, device)
     opened = time.monotonic()
-    budget = config.max_batched_tokens or (1024 if device.type == "cpu" else 8192)
+    budget = config.max_batched_tokens or (1024 if device == "cpu" else 8192)
     model: Model
     try:
         if precision in _PACKED:
             model, kernels = _packed(config, checkpoint, precision, max_model_len, budget), "c"
         else:
-            ops = select(device)
-            model, kernels = build(checkpoint, ops, _DTYPES[precision], device, max_model_len), ops.name
+            model, kernels = _torch_model(config, checkpoint, precision, device, max_model_len)
         num_blocks = _num_blocks(config, model, device, max_model_len)
         max_model_len = min(max_model_len, num_blocks * config.block_size)
         runner = Runner(
             model,
-            device,
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_len=max_model_len,
         )
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         raise NotEnoughMemory(
             f"{config.model} does not fit on {device}: lower --kv-cache-tokens or --max-model-len, or change device"
         ) from error
@@ -79,18 +75,40 @@ def load(config: EngineConfig) -> Loaded:
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_batched_tokens=budget,
-        prefill_chunk=min(budget, 256 if device.type == "cpu" else 2048),
+        prefill_chunk=min(budget, 256 if device == "cpu" else 2048),
         prefix_cache=config.prefix_cache,
     )
     phases = {"open": opened - started, "load": time.monotonic() - opened}
     return Loaded(runner, limits, spec, device, precision, kernels, max_model_len, num_blocks, phases)
 
 
-def _device(config: EngineConfig) -> torch.device:
-    available = torch.cuda.is_available() if config.device != "cpu" else False
-    if config.device == "cuda" and not available:
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's or torch's, without loading torch to ask."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _device(config: EngineConfig) -> str:
+    """cuda (NVIDIA or AMD) or cpu. Without device files torch is not asked: its import is slow."""
+    if config.device == "cpu":
+        return "cpu"
+    if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists() or config.device == "cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            return "cuda"
+    if config.device == "cuda":
         raise InvalidArgument("--device cuda, but torch sees no GPU here; use --device cpu or install its driver")
-    return torch.device("cuda" if available else "cpu")
+    return "cpu"
+
+
+def _torch_model(
+    config: EngineConfig, checkpoint: Checkpoint, precision: str, device: str, max_model_len: int
+) -> tuple[Model, str]:
+    import torch
+
+    if device == "cpu":
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    return build(checkpoint, precision, torch.device(device), max_model_len)
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -101,7 +119,7 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_model_len or spec.max_model_len
 
 
-def _precision(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str:
+def _precision(config: EngineConfig, spec: ModelSpec, device: str) -> str:
     """packed where it can run, which is a CPU with a C compiler; else the fastest float type of the device."""
     if config.precision not in ("auto", *_PACKED):
         return config.precision
@@ -110,13 +128,13 @@ def _precision(config: EngineConfig, spec: ModelSpec, device: torch.device) -> s
         return "packed" if config.precision == "auto" else config.precision
     if config.precision in _PACKED:
         raise InvalidArgument(f"--precision {config.precision} cannot run here: {reason}")
-    if device.type == "cpu":
+    if device == "cpu":
         log.event("packed_unavailable", level="warning", reason=reason)
-    return "bfloat16" if device.type == "cuda" or _cpu_has_bfloat16() else "float32"
+    return "bfloat16" if device == "cuda" or _cpu_has_bfloat16() else "float32"
 
 
-def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str | None:
-    if device.type != "cpu":
+def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: str) -> str | None:
+    if device != "cpu":
         return f"it is for CPUs, and the device is {device}"
     from kernels.cpu import CompilerMissing, library
 
@@ -148,16 +166,18 @@ def _cpu_has_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _num_blocks(config: EngineConfig, model: Model, device: torch.device, max_model_len: int) -> int:
-    per_token = model.spec.kv_bytes_per_token(torch.empty(0, dtype=model.kv_dtype).element_size())
-    if device.type == "cuda":
+def _num_blocks(config: EngineConfig, model: Model, device: str, max_model_len: int) -> int:
+    per_token = model.spec.kv_bytes_per_token(model.kv_value_bytes)
+    if device == "cuda":
+        import torch
+
         free, total = torch.cuda.mem_get_info(device)
         room = int(free - (1 - _GPU_MEMORY_SHARE) * total) // per_token
         tokens = config.kv_cache_tokens or room
     else:
         room = int(_available_memory() * _CPU_MEMORY_SHARE) // per_token
         tokens = config.kv_cache_tokens or min(max(_CPU_KV_TOKENS, max_model_len), room)
-    if config.kv_cache_tokens and tokens > max(room, 1) and device.type == "cuda":
+    if config.kv_cache_tokens and tokens > max(room, 1) and device == "cuda":
         raise NotEnoughMemory(f"--kv-cache-tokens {tokens} does not fit: there is room for {room} on {device}")
     blocks = tokens // config.block_size
     if blocks < 2:

@@ -1,11 +1,8 @@
-"""Turns a step's plan into tensors, runs the model on them, and samples."""
+"""Turns a step's plan into arrays, runs the model on them, and samples."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 
 from data_plane.engine.messages import TokenLogprob
 from data_plane.engine.sampler import sample
@@ -17,22 +14,17 @@ from data_plane.models.registry import Model
 class Runner:
     """Owns the KV cache and the host copies of block tables.
 
-    kv: [layers, 2, blocks, Hk, block, D]. Memory that was never written is never read.
+    Cache memory that was never written is never read.
     """
 
-    def __init__(
-        self, model: Model, device: torch.device, *, num_blocks: int, block_size: int, max_num_seqs: int, max_len: int
-    ) -> None:
-        spec = model.spec
+    def __init__(self, model: Model, *, num_blocks: int, block_size: int, max_num_seqs: int, max_len: int) -> None:
         self._model = model
-        self._device = device
         self._block_size = block_size
-        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-        self.kv = torch.empty(shape, dtype=model.kv_dtype, device=device)
+        self.kv = model.new_cache(num_blocks, block_size)
         self._tables = np.zeros((max_num_seqs, -(-max_len // block_size)), np.int32)
         self._filled = [0] * max_num_seqs
         self._weight_bytes = model.weight_bytes()
-        self._token_bytes = spec.kv_bytes_per_token(self.kv.element_size())
+        self._token_bytes = model.spec.kv_bytes_per_token(model.kv_value_bytes)
 
     def run(self, plan: list[Scheduled]) -> dict[str, tuple[int, TokenLogprob | None]]:
         """One forward pass. Returns the sampled token of each sequence whose last token ran, by id."""
@@ -40,7 +32,7 @@ class Runner:
         logits = self._model(self._batch(plan), self.kv)
         if not sampling:
             return {}
-        tokens, logprobs = sample(logits, sampling)
+        tokens, logprobs = sample(logits, sampling, self._model.draw)
         return {seq.id: pair for seq, *pair in zip(sampling, tokens, logprobs, strict=True)}  # type: ignore[misc]
 
     def bytes_moved(self, plan: list[Scheduled]) -> int:
@@ -70,14 +62,14 @@ class Runner:
         cu_seqlens = np.zeros(len(plan) + 1, np.int32)
         cu_seqlens[1:] = ends
         return Batch(
-            tokens=self._put(tokens),
-            positions=self._put(positions),
-            slot_mapping=self._put(slots),
-            block_tables=self._put(tables),
-            cu_seqlens_q=self._put(cu_seqlens),
-            seq_lens=self._put(seq_lens.astype(np.int32)),
+            tokens=tokens,
+            positions=positions,
+            slot_mapping=slots,
+            block_tables=np.ascontiguousarray(tables),
+            cu_seqlens_q=cu_seqlens,
+            seq_lens=seq_lens.astype(np.int32),
             max_query_len=int(counts.max()),
-            logit_rows=self._put(ends[sampled] - 1),
+            logit_rows=ends[sampled] - 1,
         )
 
     def _fill_table(self, row: int, blocks: list[int], anew: bool) -> None:
@@ -85,6 +77,3 @@ class Runner:
         if known < len(blocks):
             self._tables[row, known : len(blocks)] = blocks[known:]
         self._filled[row] = len(blocks)
-
-    def _put(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)

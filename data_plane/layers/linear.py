@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data_plane.loading.checkpoint import Checkpoint
+from data_plane.loading.checkpoint import Array, Checkpoint
 
 
 class DenseLinear:
@@ -19,10 +20,17 @@ class DenseLinear:
         return F.linear(x, self.weight, self.bias)
 
 
+def to_tensor(array: Array, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of its own, never a view of a mapped file."""
+    return torch.from_numpy(np.array(array)).to(device, dtype)
+
+
 def load_dense(
     checkpoint: Checkpoint, names: list[str], dtype: torch.dtype, device: torch.device, *, bias: bool = False
 ) -> DenseLinear:
     """One layer from the weights `names` stacked along the output."""
-    weight = torch.cat([checkpoint.dense(f"{name}.weight").to(dtype) for name in names]).to(device)
-    offset = torch.cat([checkpoint.dense(f"{name}.bias").to(dtype) for name in names]).to(device) if bias else None
-    return DenseLinear(weight, offset)
+
+    def stacked(part: str) -> torch.Tensor:
+        return torch.cat([to_tensor(checkpoint.dense(f"{name}.{part}"), dtype, device) for name in names])
+
+    return DenseLinear(stacked("weight"), stacked("bias") if bias else None)

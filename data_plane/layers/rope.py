@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import torch
+import numpy as np
 
 from data_plane.models.spec import RopeSpec
 
+Array = np.ndarray[Any, Any]
 
-def cos_sin_table(rope: RopeSpec, positions: int, device: torch.device) -> torch.Tensor:
+
+def cos_sin_table(rope: RopeSpec, positions: int) -> Array:
     """float32 [positions, rotary_dim]: cosines, then sines."""
     frequencies, amplitude = inverse_frequencies(rope)
-    angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies[None, :]
-    table = torch.cat([angles.cos(), angles.sin()], dim=1) * amplitude
-    return table.to(torch.float32).to(device)
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * amplitude
+    return table.astype(np.float32)
 
 
-def inverse_frequencies(rope: RopeSpec) -> tuple[torch.Tensor, float]:
+def inverse_frequencies(rope: RopeSpec) -> tuple[Array, float]:
     """float64 [rotary_dim / 2] radians a position, and the factor on cosines and sines (YaRN's attention factor)."""
-    half = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim
+    half = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
     frequencies = rope.theta**-half
     if rope.frequency_divisors:
-        return frequencies / torch.tensor(rope.frequency_divisors, dtype=torch.float64), 1.0
+        return frequencies / np.asarray(rope.frequency_divisors, dtype=np.float64), 1.0
     if rope.kind == "linear":
         return frequencies / rope.factor, 1.0
     if rope.kind == "llama3":
@@ -32,15 +35,15 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[torch.Tensor, float]:
     return frequencies, 1.0
 
 
-def _llama3(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
+def _llama3(rope: RopeSpec, frequencies: Array) -> Array:
     """Slow frequencies are stretched, fast ones kept, those between blended (Llama 3.1)."""
     turns = rope.original_max_len * frequencies / (2 * math.pi)
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = blend.clamp(0, 1)
-    return frequencies * kept + frequencies / rope.factor * (1 - kept)
+    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clip(0, 1)
+    blended: Array = frequencies * kept + frequencies / rope.factor * (1 - kept)
+    return blended
 
 
-def _yarn(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
+def _yarn(rope: RopeSpec, frequencies: Array) -> Array:
     """YaRN (arXiv:2309.00071): interpolate dimensions that turn fewer than beta_slow times over the original length."""
 
     def dimension_at(turns: float) -> float:
@@ -50,9 +53,10 @@ def _yarn(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    ramp = (torch.arange(rope.rotary_dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
-    stretched = ramp.clamp(0, 1)
-    return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
+    ramp = (np.arange(rope.rotary_dim // 2, dtype=np.float64) - low) / max(high - low, 1e-3)
+    stretched = ramp.clip(0, 1)
+    blended: Array = frequencies / rope.factor * stretched + frequencies * (1 - stretched)
+    return blended
 
 
 def _yarn_amplitude(rope: RopeSpec) -> float:

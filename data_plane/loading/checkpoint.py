@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import numpy as np
 
 from data_plane.errors import ModelNotFound, ModelUnreadable
 from data_plane.models.spec import ModelSpec
 
+Array = np.ndarray[Any, Any]
 GROUP = 32
 
 
@@ -25,19 +26,20 @@ class GroupedWeight:
     values: uint8 [out, in], below 2**bits; scale, offset: float32 [out, in / 32]; bits: 4 or 8.
     """
 
-    values: torch.Tensor
-    scale: torch.Tensor
-    offset: torch.Tensor
+    values: Array
+    scale: Array
+    offset: Array
     bits: int
 
-    def rows(self, order: torch.Tensor) -> GroupedWeight:
+    def rows(self, order: Array) -> GroupedWeight:
         return GroupedWeight(self.values[order], self.scale[order], self.offset[order], self.bits)
 
-    def dense(self) -> torch.Tensor:
+    def dense(self) -> Array:
         """float32 [out, in]."""
         out, width = self.values.shape
-        grouped = self.values.view(out, width // GROUP, GROUP).float()
-        return (grouped * self.scale[:, :, None] + self.offset[:, :, None]).view(out, width)
+        grouped = self.values.reshape(out, width // GROUP, GROUP).astype(np.float32)
+        weights: Array = grouped * self.scale[:, :, None] + self.offset[:, :, None]
+        return weights.reshape(out, width)
 
 
 class Checkpoint(Protocol):
@@ -47,8 +49,8 @@ class Checkpoint(Protocol):
 
     def has(self, name: str) -> bool: ...
 
-    def dense(self, name: str) -> torch.Tensor:
-        """The tensor in its stored float type, or float32 where it was quantized."""
+    def dense(self, name: str) -> Array:
+        """The tensor in float16 where it was stored so, else in float32."""
         ...
 
     def grouped(self, name: str) -> GroupedWeight | None:
@@ -56,13 +58,15 @@ class Checkpoint(Protocol):
         ...
 
 
-def group_to_8_bits(weight: torch.Tensor) -> GroupedWeight:
+def group_to_8_bits(weight: Array) -> GroupedWeight:
     """Quantize [out, in] symmetrically to 8 bits in groups of 32 (as GGML's Q8_0 does); `in` divides by 32."""
     out, width = weight.shape
-    grouped = weight.float().view(out, width // GROUP, GROUP)
-    scale = grouped.abs().amax(dim=2) / 127
-    values = (grouped / scale.clamp_min(1e-30)[:, :, None]).round().clamp_(-127, 127) + 128
-    return GroupedWeight(values.to(torch.uint8).view(out, width), scale, scale * -128, 8)
+    grouped = weight.astype(np.float32).reshape(out, width // GROUP, GROUP)
+    # a scale that float16 holds exactly is stored in half the room
+    scale = (np.abs(grouped).max(axis=2) / 127).astype(np.float16).astype(np.float32)
+    scale = np.where(np.isfinite(scale), scale, np.abs(grouped).max(axis=2) / 127)
+    values = np.rint(grouped / np.maximum(scale, 1e-30)[:, :, None]).clip(-128, 127) + 128
+    return GroupedWeight(values.astype(np.uint8).reshape(out, width), scale, scale * -128, 8)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from data_plane.errors import ModelUnreadable, UnsupportedModel
 from data_plane.loading import gguf_blocks as blocks
-from data_plane.loading.checkpoint import GROUP, GroupedWeight
+from data_plane.loading.checkpoint import GROUP, Array, GroupedWeight
 from data_plane.loading.gguf import GGUFFile
 from data_plane.models.spec import ModelSpec, RopeSpec, require
 
@@ -42,12 +41,13 @@ class GGUFCheckpoint:
     def has(self, name: str) -> bool:
         return file_name(name) in self.file.tensors
 
-    def dense(self, name: str) -> torch.Tensor:
+    def dense(self, name: str) -> Array:
         info = self.file.tensors[self._present(name)]
+        tensor: Array
         if info.kind == blocks.F16:
-            tensor = torch.from_numpy(self.file.raw(info.name).view("<f2").reshape(info.shape).copy())
+            tensor = self.file.raw(info.name).view("<f2").reshape(info.shape)
         else:
-            tensor = torch.from_numpy(self.file.array(info.name).copy())
+            tensor = self.file.array(info.name)
         order = self._row_order(name)
         return tensor if order is None else tensor[order]
 
@@ -65,16 +65,16 @@ class GGUFCheckpoint:
             raise ModelUnreadable(f"{self.file.path} lacks tensor {stored}; fetch it again")
         return stored
 
-    def _row_order(self, name: str) -> torch.Tensor | None:
+    def _row_order(self, name: str) -> Array | None:
         # the llama converter interleaves each head's rotary halves; we rotate halves, so we undo it
         if self.spec.architecture != "llama" or name.split(".")[-2] not in ("q", "k"):
             return None
         heads = self.spec.num_heads if name.split(".")[-2] == "q" else self.spec.num_kv_heads
-        rows = torch.arange(heads * self.spec.head_dim)
-        return rows.view(heads, self.spec.head_dim // 2, 2).transpose(1, 2).reshape(-1)
+        rows = np.arange(heads * self.spec.head_dim)
+        return rows.reshape(heads, self.spec.head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _grouped(raw: np.ndarray[Any, Any], kind: int, shape: tuple[int, ...]) -> GroupedWeight | None:
+def _grouped(raw: Array, kind: int, shape: tuple[int, ...]) -> GroupedWeight | None:
     groups = (shape[0], shape[1] // GROUP)
     if kind not in (blocks.Q4_0, blocks.Q4_1, blocks.Q8_0, blocks.Q4_K):
         return None
@@ -90,9 +90,9 @@ def _grouped(raw: np.ndarray[Any, Any], kind: int, shape: tuple[int, ...]) -> Gr
         else:
             values, offset = rows[:, 2:] ^ 128, scale * -128
     return GroupedWeight(
-        torch.from_numpy(np.ascontiguousarray(values).reshape(shape)),
-        torch.from_numpy(np.ascontiguousarray(scale).reshape(groups)),
-        torch.from_numpy(np.ascontiguousarray(offset).reshape(groups)),
+        np.ascontiguousarray(values).reshape(shape),
+        np.ascontiguousarray(scale).reshape(groups),
+        np.ascontiguousarray(offset).reshape(groups),
         8 if kind == blocks.Q8_0 else 4,
     )
 

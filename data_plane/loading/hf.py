@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from data_plane.errors import ModelUnreadable, UnsupportedModel
-from data_plane.loading.checkpoint import GroupedWeight
+from data_plane.loading.checkpoint import Array, GroupedWeight
 from data_plane.loading.files import read_json
 from data_plane.models.spec import ModelSpec, RopeSpec, require
 
@@ -48,7 +47,9 @@ class HFCheckpoint:
     def has(self, name: str) -> bool:
         return file_name(name) in self._where
 
-    def dense(self, name: str) -> torch.Tensor:
+    def dense(self, name: str) -> Array:
+        import torch  # numpy has no bfloat16
+
         stored = file_name(name)
         if stored not in self._where:
             raise ModelUnreadable(f"{self.folder} lacks tensor {stored}; fetch it again")
@@ -61,7 +62,8 @@ class HFCheckpoint:
             raise _broken(self.folder / shard, error) from error
         if not tensor.is_floating_point():
             raise UnsupportedModel(f"{self.folder / shard}: {stored} is {tensor.dtype}; only float weights are read")
-        return tensor
+        found: Array = (tensor if tensor.dtype == torch.float16 else tensor.float()).numpy()
+        return found
 
     def grouped(self, name: str) -> GroupedWeight | None:
         return None

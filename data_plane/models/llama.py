@@ -7,12 +7,27 @@ import math
 import torch
 import torch.nn.functional as F
 
-from data_plane.layers.linear import DenseLinear, load_dense
+from data_plane.layers.linear import DenseLinear, load_dense, to_tensor
 from data_plane.layers.rope import cos_sin_table
 from data_plane.loading.checkpoint import Checkpoint
-from data_plane.models.batch import Batch
+from data_plane.models.batch import Array, Batch
 from data_plane.models.spec import ModelSpec
 from kernels import Ops
+from kernels.sampling import Draws, draw
+
+
+class DeviceBatch:
+    """A batch's arrays as tensors of one device."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        def put(array: Array) -> torch.Tensor:
+            return torch.as_tensor(array).to(device, non_blocking=True)
+
+        self.tokens, self.positions = put(batch.tokens), put(batch.positions)
+        self.slot_mapping, self.block_tables = put(batch.slot_mapping), put(batch.block_tables)
+        self.cu_seqlens_q, self.seq_lens = put(batch.cu_seqlens_q), put(batch.seq_lens)
+        self.max_query_len = batch.max_query_len
+        self.logit_rows = put(batch.logit_rows)
 
 
 class Layer:
@@ -27,7 +42,7 @@ class Layer:
         name = f"layers.{index}"
 
         def vector(part: str) -> torch.Tensor:
-            return checkpoint.dense(f"{name}.{part}.weight").to(device, dtype)
+            return to_tensor(checkpoint.dense(f"{name}.{part}.weight"), dtype, device)
 
         def linear(*parts: str, bias: bool) -> DenseLinear:
             return load_dense(checkpoint, [f"{name}.{part}" for part in parts], dtype, device, bias=bias)
@@ -41,7 +56,7 @@ class Layer:
         self.k_norm = vector("k_norm") if spec.qk_norm else None
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, kv: torch.Tensor, cos_sin: torch.Tensor, batch: Batch
+        self, x: torch.Tensor, residual: torch.Tensor, kv: torch.Tensor, cos_sin: torch.Tensor, batch: DeviceBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x: the last layer's output [T, H]; residual [T, H]; kv: [2, blocks, Hk, block, D]. Returns the next pair."""
         normed, residual = self.ops.add_rms_norm(x, residual, self.attn_norm, self.spec.norm_eps)
@@ -49,7 +64,7 @@ class Layer:
         normed, residual = self.ops.add_rms_norm(x, residual, self.mlp_norm, self.spec.norm_eps)
         return self.down(self.ops.silu_mul(self.gate_up(normed))), residual
 
-    def _attention(self, x: torch.Tensor, kv: torch.Tensor, cos_sin: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, kv: torch.Tensor, cos_sin: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
         spec, ops = self.spec, self.ops
         count, dim = x.shape[0], spec.head_dim
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
@@ -75,18 +90,27 @@ class LlamaModel:
     ) -> None:
         spec = self.spec = checkpoint.spec
         self.ops = ops
-        self.kv_dtype = dtype
-        self.embedding = checkpoint.dense("embed.weight").to(device, dtype)
+        self._dtype, self._device = dtype, device
+        self.kv_value_bytes = dtype.itemsize
+        self.embedding = to_tensor(checkpoint.dense("embed.weight"), dtype, device)
         self.layers = [Layer(index, spec, checkpoint, ops, dtype, device) for index in range(spec.num_layers)]
-        self.norm = checkpoint.dense("norm.weight").to(device, dtype)
+        self.norm = to_tensor(checkpoint.dense("norm.weight"), dtype, device)
         if spec.tied_head:
             self.head = DenseLinear(self.embedding, None)
         else:
             self.head = load_dense(checkpoint, ["head"], dtype, device)
-        self.cos_sin = cos_sin_table(spec.rope, max_model_len, device)
+        self.cos_sin = torch.from_numpy(cos_sin_table(spec.rope, max_model_len)).to(device)
 
-    def __call__(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
-        """float32 logits [R, vocabulary]. kv: [layers, 2, blocks, Hk, block, D], written in place."""
+    def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
+        spec = self.spec
+        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch, kv: torch.Tensor) -> Array:
+        return self._forward(DeviceBatch(batch, self._device), kv).cpu().numpy()
+
+    def _forward(self, batch: DeviceBatch, kv: torch.Tensor) -> torch.Tensor:
         residual = F.embedding(batch.tokens, self.embedding)
         x = torch.zeros_like(residual)
         for layer, cache in zip(self.layers, kv, strict=True):
@@ -95,6 +119,9 @@ class LlamaModel:
             x[batch.logit_rows], residual[batch.logit_rows], self.norm, self.spec.norm_eps
         )
         return self.head(normed).float()
+
+    def draw(self, logits: Array, draws: Draws) -> list[int]:
+        return draw(logits, draws)
 
     def weight_bytes(self) -> int:
         """Bytes of weights that a step reads."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from data_plane.layers.rope import cos_sin_table
 from data_plane.loading.checkpoint import Checkpoint, GroupedWeight, group_to_8_bits
-from data_plane.models.batch import Batch
+from data_plane.models.batch import Array, Batch
 from data_plane.models.spec import ModelSpec
 from kernels.cpu import Decoder, DecoderShape, LayerWeights, PackedMatrix, pack
+from kernels.sampling import Draws
 
 
 class PackedLlamaModel:
@@ -16,22 +17,30 @@ class PackedLlamaModel:
 
     def __init__(self, checkpoint: Checkpoint, shape: DecoderShape, max_model_len: int) -> None:
         spec = self.spec = checkpoint.spec
-        self.kv_dtype = torch.float16
+        self.kv_value_bytes = 2
         layers = [_layer(checkpoint, spec, index) for index in range(spec.num_layers)]
         head = _matrix(checkpoint, "embed" if spec.tied_head else "head")
-        embedding = None if spec.tied_head else checkpoint.dense("embed.weight").to(torch.float16).contiguous()
-        norm = checkpoint.dense("norm.weight").float().contiguous()
-        table = cos_sin_table(spec.rope, max_model_len, torch.device("cpu"))
+        embedding = None if spec.tied_head else np.ascontiguousarray(checkpoint.dense("embed.weight"), np.float16)
+        norm = np.ascontiguousarray(checkpoint.dense("norm.weight"), np.float32)
+        table = cos_sin_table(spec.rope, max_model_len)
         self._decoder = Decoder(shape, layers, norm, head, embedding, table)
         self._bytes = head.nbytes + sum(
             part.nbytes for layer in layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)
         )
 
-    def __call__(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
+    def new_cache(self, num_blocks: int, block_size: int) -> Array:
+        spec = self.spec
+        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        return np.empty(shape, np.float16)
+
+    def __call__(self, batch: Batch, kv: Array) -> Array:
         return self._decoder.step(
             batch.tokens, batch.positions, batch.slot_mapping, batch.block_tables, batch.cu_seqlens_q, batch.seq_lens,
             batch.logit_rows, kv,
         )  # fmt: skip
+
+    def draw(self, logits: Array, draws: Draws) -> list[int]:
+        return self._decoder.draw(logits, draws)
 
     def weight_bytes(self) -> int:
         return self._bytes
@@ -59,8 +68,8 @@ def decoder_shape(
 def _layer(checkpoint: Checkpoint, spec: ModelSpec, index: int) -> LayerWeights:
     name = f"layers.{index}"
 
-    def vector(part: str) -> torch.Tensor:
-        return checkpoint.dense(f"{name}.{part}.weight").float().contiguous()
+    def vector(part: str) -> Array:
+        return np.ascontiguousarray(checkpoint.dense(f"{name}.{part}.weight"), np.float32)
 
     return LayerWeights(
         attn_norm=vector("attn_norm"),
@@ -80,11 +89,11 @@ def _matrix(checkpoint: Checkpoint, *names: str, bias: bool = False) -> PackedMa
     parts = [_grouped(checkpoint, f"{name}.weight") for name in names]
     if len({part.bits for part in parts}) > 1:
         parts = [part if part.bits == 8 else _widened(part) for part in parts]
-    offset = torch.cat([checkpoint.dense(f"{name}.bias").float() for name in names]) if bias else None
+    offset = np.concatenate([checkpoint.dense(f"{name}.bias") for name in names]) if bias else None
     return pack(
-        torch.cat([part.values for part in parts]),
-        torch.cat([part.scale for part in parts]),
-        torch.cat([part.offset for part in parts]),
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.scale for part in parts]),
+        np.concatenate([part.offset for part in parts]),
         parts[0].bits,
         offset,
     )

@@ -1,36 +1,58 @@
-"""Which class runs a model."""
+"""What a model must do, and which class runs which architecture."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from data_plane.errors import UnsupportedModel
 from data_plane.loading.checkpoint import Checkpoint
-from data_plane.models.batch import Batch
-from data_plane.models.llama import LlamaModel
+from data_plane.models.batch import Array, Batch
 from data_plane.models.spec import ModelSpec
-from kernels import Ops
+from kernels.sampling import Draws
+
+if TYPE_CHECKING:
+    import torch
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Model(Protocol):
-    """A loaded model: a callable from a batch and the KV cache to logits."""
+    """Loaded weights, and the step over them. kv_value_bytes: size of one cached number."""
 
     spec: ModelSpec
-    kv_dtype: torch.dtype
+    kv_value_bytes: int
 
-    def __call__(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor: ...
+    def new_cache(self, num_blocks: int, block_size: int) -> Any:
+        """An empty paged KV cache, [layers, 2, blocks, Hk, block, D], in a layout of the model's own."""
+        ...
 
-    def weight_bytes(self) -> int: ...
+    def __call__(self, batch: Batch, kv: Any) -> Array:
+        """float32 logits [R, vocabulary] in host memory; kv is written in place."""
+        ...
+
+    def draw(self, logits: Array, draws: Draws) -> list[int]:
+        """A token for each row; see `kernels.sampling.draw`."""
+        ...
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        ...
 
 
-_FAMILIES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), LlamaModel)
+def build(checkpoint: Checkpoint, dtype: str, device: torch.device, max_model_len: int) -> tuple[Model, str]:
+    """Load a model for torch; returns it and the name of its kernels. dtype: float32, bfloat16 or float16."""
+    import torch
+
+    from data_plane.models.llama import LlamaModel
+    from kernels import select
+
+    check_family(checkpoint)
+    ops = select(device)
+    return LlamaModel(checkpoint, ops, getattr(torch, dtype), device, max_model_len), ops.name
 
 
-def build(checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, device: torch.device, max_model_len: int) -> Model:
-    """Load the model of a checkpoint. Raises UnsupportedModel for a family that has no class."""
+def check_family(checkpoint: Checkpoint) -> None:
+    """Raises UnsupportedModel for an architecture that no class runs."""
     architecture = checkpoint.spec.architecture
-    if architecture not in _FAMILIES:
-        raise UnsupportedModel(f"no model class for {architecture}; there are {', '.join(_FAMILIES)}")
-    return _FAMILIES[architecture](checkpoint, ops, dtype, device, max_model_len)
+    if architecture not in FAMILIES:
+        raise UnsupportedModel(f"no model class for {architecture}; there are {', '.join(FAMILIES)}")

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "pool.h"
+#include "sampling.h"
 
 typedef struct {
     const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // q_norm, k_norm may be null
@@ -35,6 +36,9 @@ typedef struct {
     shape s;
     pool workers;
     const step *now;
+    const draw_call *drawing;
+    float *weights;          // [threads][vocabulary], for draws
+    candidate *candidates;   // [threads][vocabulary]
     float *x, *fused, *attended, *mlp;
     quantized shared, own[MOST_THREADS];
     softmax_part *parts;
@@ -68,6 +72,7 @@ void ingle_decoder_close(decoder *d) {
     if (!d) return;
     if (d->workers.threads > 1) pool_close(&d->workers);
     free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->claims);
+    free(d->weights), free(d->candidates);
     free_quantized(&d->shared);
     for (int t = 0; t < MOST_THREADS; t++) free_quantized(&d->own[t]);
     free(d);
@@ -90,7 +95,9 @@ decoder *ingle_decoder_open(const shape *s) {
     d->claims = calloc((size_t)d->phases, sizeof *d->claims);
     d->items = malloc(sizeof *d->items * (rows + 1));
     d->parts = aligned_alloc(64, sizeof *d->parts * MOST_PARTS);
-    int failed = !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->items || !d->parts;
+    d->weights = floats((size_t)s->threads * ((s->vocabulary + LANES - 1) / LANES * LANES));
+    d->candidates = malloc(sizeof *d->candidates * (size_t)s->threads * s->vocabulary);
+    int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->items || !d->parts;
     failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->planes);
     for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->planes);
     if (failed || pool_open(&d->workers, s->threads)) {
@@ -369,12 +376,33 @@ int ingle_decoder_step(decoder *d, const step *n) {
     return 0;
 }
 
+static void draw_rows(void *decoder_, int thread) {
+    decoder *d = decoder_;
+    size_t padded = (size_t)(d->s.vocabulary + LANES - 1) / LANES * LANES;
+    for (int row; (row = claim(d, 0)) < d->drawing->rows;)
+        d->drawing->tokens[row] = draw_row(d->drawing, row, d->weights + thread * padded,
+                                           d->candidates + (size_t)thread * d->s.vocabulary);
+}
+
+// A token for each row of logits; 0, or -1 where the vocabulary is another.
+int ingle_decoder_draw(decoder *d, const draw_call *call) {
+    if (call->vocabulary != d->s.vocabulary) return -1;
+    d->drawing = call;
+    atomic_store(&d->claims[0], 0);
+    if (call->rows == 1)
+        draw_rows(d, 0);
+    else
+        pool_run(&d->workers, draw_rows, d);
+    return 0;
+}
+
 int ingle_sizes(int which) {
     switch (which) {
         case 0: return (int)sizeof(matrix);
         case 1: return (int)sizeof(layer);
         case 2: return (int)sizeof(shape);
         case 3: return (int)sizeof(step);
+        case 4: return (int)sizeof(draw_call);
         default: return -1;
     }
 }

@@ -6,11 +6,12 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from kernels.cpu.build import library
-from kernels.cpu.packing import PackedMatrix
+from kernels.cpu.packing import Array, PackedMatrix
 from kernels.errors import InvalidInput, KernelError
+from kernels.sampling import Draws
 
 _LANES = 16
 _MOST_HEAD_DIM = 256
@@ -53,14 +54,22 @@ class _Step(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Draw(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "logits", "tokens", "temperature", "top_p", "min_p", "top_k", "uniforms")),
+        ("rows", ctypes.c_int32), ("vocabulary", ctypes.c_int32),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """Norms in float32; window 0 sees everything."""
 
-    attn_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    attn_norm: Array
+    mlp_norm: Array
+    q_norm: Array | None
+    k_norm: Array | None
     qkv: PackedMatrix
     out: PackedMatrix
     gate_up: PackedMatrix
@@ -112,10 +121,10 @@ class Decoder:
         self,
         shape: DecoderShape,
         layers: list[LayerWeights],
-        norm: torch.Tensor,
+        norm: Array,
         head: PackedMatrix,
-        embedding: torch.Tensor | None,
-        cos_sin: torch.Tensor,
+        embedding: Array | None,
+        cos_sin: Array,
     ) -> None:
         """norm: float32 [hidden]; embedding: float16 [vocabulary, hidden], or None to use the head; cos_sin: float32.
 
@@ -146,40 +155,51 @@ class Decoder:
 
     def step(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        tables: torch.Tensor,
-        starts: torch.Tensor,
-        lengths: torch.Tensor,
-        logit_rows: torch.Tensor,
-        kv: torch.Tensor,
-    ) -> torch.Tensor:
+        ids: Array,
+        positions: Array,
+        slots: Array,
+        tables: Array,
+        starts: Array,
+        lengths: Array,
+        logit_rows: Array,
+        kv: Array,
+    ) -> Array:
         """float32 logits [R, vocabulary].
 
         ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows:
         int64 [R]; kv: float16 [layers, 2, blocks, Hk, block, D], whose keys this code lays out [D, block].
         """
-        logits = torch.empty((logit_rows.shape[0], self.shape.vocabulary), dtype=torch.float32)
+        logits = np.empty((logit_rows.shape[0], self.shape.vocabulary), np.float32)
         native = _Step(
             ids.shape[0], lengths.shape[0], tables.shape[1], logit_rows.shape[0],
             _address(ids), _address(positions), _address(slots), _address(logit_rows),
             _address(tables), _address(starts), _address(lengths),
-            _address(kv), kv.stride(0), _address(logits),
+            _address(kv), kv.strides[0] // kv.itemsize, _address(logits),
         )  # fmt: skip
         if self._library.ingle_decoder_step(self._handle, ctypes.byref(native)):
             raise InvalidInput(f"a step of {ids.shape[0]} tokens is over the {self.shape.most_tokens} allotted")
         return logits
 
+    def draw(self, logits: Array, draws: Draws) -> list[int]:
+        """A token for each row of contiguous float32 logits [R, vocabulary]; see `kernels.sampling.draw`."""
+        tokens = np.empty(logits.shape[0], np.int64)
+        native = _Draw(
+            _address(logits), _address(tokens), _address(draws.temperature), _address(draws.top_p),
+            _address(draws.min_p), _address(draws.top_k), _address(draws.uniforms), *logits.shape,
+        )  # fmt: skip
+        if self._library.ingle_decoder_draw(self._handle, ctypes.byref(native)):
+            raise InvalidInput(f"logits of {logits.shape[1]} tokens, not {self.shape.vocabulary}")
+        return tokens.tolist()  # type: ignore[no-any-return]
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+
+def _address(array: Array | None) -> int | None:
+    return None if array is None else array.ctypes.data
 
 
 def _matrix(matrix: PackedMatrix) -> _Matrix:
     return _Matrix(
         _address(matrix.values), _address(matrix.scales), _address(matrix.bias),
-        matrix.outputs, matrix.inputs, matrix.bits, matrix.scales.dtype == torch.float16,
+        matrix.outputs, matrix.inputs, matrix.bits, matrix.scales.dtype == np.float16,
     )  # fmt: skip
 
 
@@ -194,8 +214,9 @@ def _bind(native: ctypes.CDLL) -> ctypes.CDLL:
     native.ingle_decoder_open.restype = ctypes.c_void_p
     native.ingle_decoder_open.argtypes = [ctypes.c_void_p]
     native.ingle_decoder_close.argtypes = [ctypes.c_void_p]
+    native.ingle_decoder_draw.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     native.ingle_decoder_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    for which, structure in enumerate((_Matrix, _Layer, _Shape, _Step)):
+    for which, structure in enumerate((_Matrix, _Layer, _Shape, _Step, _Draw)):
         if native.ingle_sizes(which) != ctypes.sizeof(structure):
             raise KernelError(f"{structure.__name__} differs between Python and C")
     return native

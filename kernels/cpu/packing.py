@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
 from kernels.errors import InvalidInput
 
+Array = np.ndarray[Any, Any]
 GROUP = 32
 LANES = 16
 
@@ -16,9 +18,9 @@ LANES = 16
 class PackedMatrix:
     """w = scale · value + offset. values: uint8, flat; scales: [tiles, groups, 2, 16] in float16 or float32."""
 
-    values: torch.Tensor
-    scales: torch.Tensor
-    bias: torch.Tensor | None
+    values: Array
+    scales: Array
+    bias: Array | None
     outputs: int
     inputs: int
     bits: int
@@ -28,9 +30,7 @@ class PackedMatrix:
         return self.values.nbytes + self.scales.nbytes
 
 
-def pack(
-    values: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int, bias: torch.Tensor | None = None
-) -> PackedMatrix:
+def pack(values: Array, scale: Array, offset: Array, bits: int, bias: Array | None = None) -> PackedMatrix:
     """values: uint8 [out, in] below 2**bits; scale, offset: float32 [out, in / 32]; bits 4 or 8; bias: [out].
 
     Scales are kept in float16 where that loses nothing. Raises InvalidInput where `in` is no multiple of 32.
@@ -41,19 +41,21 @@ def pack(
     groups, tiles = inputs // GROUP, -(-outputs // LANES)
     missing = tiles * LANES - outputs
     if missing:
-        values = torch.nn.functional.pad(values, (0, 0, 0, missing))
-        scale = torch.nn.functional.pad(scale, (0, 0, 0, missing))
-        offset = torch.nn.functional.pad(offset, (0, 0, 0, missing))
-    runs = values.view(tiles, LANES, groups, 8, 4).permute(0, 2, 3, 1, 4)
-    packed = runs[:, :, :4] | (runs[:, :, 4:] << 4) if bits == 4 else runs
-    both = torch.stack([scale, offset]).view(2, tiles, LANES, groups).permute(1, 3, 0, 2)
-    halves = both.to(torch.float16)
-    if not torch.equal(halves.float(), both):
-        halves = both.float()
+        values, scale, offset = (np.pad(part, ((0, missing), (0, 0))) for part in (values, scale, offset))
+    if bits == 4:
+        halves = values.reshape(tiles * LANES, groups, 2, 16)
+        values = halves[:, :, 0] | halves[:, :, 1] << 4
+    # four inputs are one 32-bit word: moving words is quicker than moving bytes
+    words = np.ascontiguousarray(values).reshape(tiles * LANES, -1).view(np.uint32)
+    runs = words.reshape(tiles, LANES, groups, bits).transpose(0, 2, 3, 1)
+    both = np.stack([scale, offset]).reshape(2, tiles, LANES, groups).transpose(1, 3, 0, 2)
+    with np.errstate(over="ignore"):
+        short = both.astype(np.float16)
+    exact = np.array_equal(short.astype(np.float32), both)
     return PackedMatrix(
-        packed.contiguous().view(-1),
-        halves.contiguous(),
-        None if bias is None else bias.float().contiguous(),
+        np.ascontiguousarray(runs).view(np.uint8).reshape(-1),
+        np.ascontiguousarray(short if exact else both.astype(np.float32)),
+        None if bias is None else np.ascontiguousarray(bias, np.float32),
         outputs,
         inputs,
         bits,
