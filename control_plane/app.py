@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from control_plane.api.server import AdminApi
 from control_plane.autoscaler.loop import Autoscaler
 from control_plane.config import Settings
 from control_plane.domain import Address
-from control_plane.errors import ConfigError
+from control_plane.errors import ConfigError, StoreUnavailable
 from control_plane.gateway.server import Gateway
 from control_plane.listener import TlsListener
 from control_plane.observe.logs import event
@@ -75,10 +76,18 @@ class Running:
     gateway_urls: dict[str, str] = field(default_factory=dict)
 
 
-async def open_platform(settings: Settings, *, migrate: bool) -> Platform:
-    """Raises ConfigError where the home, the database or its schema can't be used."""
+async def open_platform(settings: Settings, *, migrate: bool, without_store: bool) -> Platform:
+    """Raises ConfigError where the home, the database or its schema can't be used.
+
+    `without_store` lets it open while the database is away.
+    """
     secret = load_secret(settings.home)
-    await asyncio.to_thread(upgrade_schema if migrate else require_schema, settings.store_url)
+    try:
+        await asyncio.to_thread(upgrade_schema if migrate else require_schema, settings.store_url)
+    except StoreUnavailable as error:
+        if not without_store:
+            raise
+        event("store_unavailable", level=logging.WARNING, reason=error.message)
     provider = LocalProvider(
         settings.home,
         secret,
@@ -113,7 +122,8 @@ async def serve(
     stop = asyncio.Event()
     _stop_on_signals(stop)
     async with AsyncExitStack() as stack:
-        platform = await open_platform(settings, migrate=migrate)
+        # A gateway serves from the last word that it was given.
+        platform = await open_platform(settings, migrate=migrate, without_store=set(roles) == {Role.GATEWAY})
         stack.push_async_callback(platform.store.close)
         stack.callback(platform.tracing.close)
         loops: list[Loop] = []
@@ -162,6 +172,7 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
         timing=settings.timing,
     )
     stack.push_async_callback(gateway.close)
+    await gateway.keeper.start()
     found = settings.region(region)
     public = found.public_url if found else None
     listener = TlsListener(

@@ -115,10 +115,13 @@ class SnapshotKeeper:
     def listen(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    async def run(self) -> None:
-        """Start from disk if the store is away, then look whenever something changed, until cancelled."""
+    async def start(self) -> None:
+        """Have a first snapshot: from the store, or from disk if that is away."""
         if not await self.refresh():
-            self._restore()
+            await asyncio.to_thread(self._restore)
+
+    async def run(self) -> None:
+        """Look whenever something changed, until cancelled."""
         while True:
             await self._poke.wait(self._poll / 5 if self.hurry() else self._poll)
             await self.refresh()

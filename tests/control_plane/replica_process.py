@@ -66,7 +66,10 @@ class Replica:
         refused = self.refuse(request)
         if refused is not None:
             return refused
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError:
+            return problem(400, "invalid_json")
         self.seen.append({name.lower(): value for name, value in request.headers.items()})
         if request.headers.get("x-ingle-model") != "override" and body.get("model") != self.name:
             return problem(404, "model_not_found")
