@@ -48,6 +48,12 @@ def _reference(device_type: str) -> Ops:
     return OPS
 
 
+def _eager(device_type: str) -> Ops:
+    from kernels.eager import OPS
+
+    return OPS
+
+
 def _triton(device_type: str) -> Ops:
     try:
         import triton
@@ -60,5 +66,5 @@ def _triton(device_type: str) -> Ops:
     return OPS
 
 
-_BACKENDS: dict[str, Callable[[str], Ops]] = {"reference": _reference, "triton": _triton}
-_DEFAULTS = {"cpu": "reference", "cuda": "triton"}  # torch names HIP devices "cuda" too
+_BACKENDS: dict[str, Callable[[str], Ops]] = {"reference": _reference, "eager": _eager, "triton": _triton}
+_DEFAULTS = {"cpu": "eager", "cuda": "triton"}  # torch names HIP devices "cuda" too
