@@ -22,6 +22,8 @@ class Runner:
         self._block_size = block_size
         self.kv = model.new_cache(num_blocks, block_size)
         self._tables = np.zeros((max_num_seqs, -(-max_len // block_size)), np.int32)
+        # whose blocks a row of the tables shows, and how many of them: a sequence gets a new list at every admission
+        self._shown: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._filled = [0] * max_num_seqs
         self._weight_bytes = model.weight_bytes()
         self._token_bytes = model.spec.kv_bytes_per_token(model.kv_value_bytes)
@@ -51,7 +53,7 @@ class Runner:
             seq = item.seq
             tokens[at : at + item.count] = seq.tokens[seq.num_computed : seq.num_computed + item.count]
             at += item.count
-            self._fill_table(seq.row, seq.blocks, seq.num_computed == 0 or self._filled[seq.row] > len(seq.blocks))
+            self._fill_table(seq.row, seq.blocks)
         owner = np.repeat(np.arange(len(plan)), counts)
         positions = np.arange(total) - np.repeat(ends - counts - starts, counts)
         rows = np.fromiter((item.seq.row for item in plan), np.int64, len(plan))
@@ -72,8 +74,8 @@ class Runner:
             logit_rows=ends[sampled] - 1,
         )
 
-    def _fill_table(self, row: int, blocks: list[int], anew: bool) -> None:
-        known = 0 if anew else self._filled[row]
+    def _fill_table(self, row: int, blocks: list[int]) -> None:
+        known = self._filled[row] if self._shown[row] is blocks else 0
         if known < len(blocks):
             self._tables[row, known : len(blocks)] = blocks[known:]
-        self._filled[row] = len(blocks)
+        self._shown[row], self._filled[row] = blocks, len(blocks)
