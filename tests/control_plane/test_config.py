@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control_plane.config import load_settings
+from control_plane.domain import Address
+from control_plane.errors import ConfigError
+
+
+def test_flags_beat_the_environment_beats_the_file_beats_defaults(tmp_path: Path) -> None:
+    (tmp_path / "ingle.toml").write_text(
+        'admin = "127.0.0.1:1"\ngateway = "127.0.0.1:2"\nlog_level = "debug"\n'
+        "[limits]\nmax_held = 7\nmax_in_flight = 8\n"
+    )
+    env = {"INGLE_HOME": str(tmp_path), "INGLE_ADMIN": "127.0.0.1:3", "INGLE_LIMITS__MAX_HELD": "9"}
+    settings = load_settings({"admin": "127.0.0.1:4", "gateway": None}, env)
+    assert settings.home == tmp_path
+    assert (settings.admin, settings.gateway, settings.log_level) == ("127.0.0.1:4", "127.0.0.1:2", "debug")
+    assert (settings.limits.max_held, settings.limits.max_in_flight) == (9, 8)
+    assert load_settings({}, env).admin == "127.0.0.1:3"
+    assert load_settings({"home": tmp_path}, {}).store_url == f"sqlite+aiosqlite:///{tmp_path}/ingle.db"
+
+
+def test_regions_take_the_next_ports_unless_they_have_their_own(tmp_path: Path) -> None:
+    regions = '[{"name": "a"}, {"name": "b", "gateway": "[::1]:99"}, {"name": "c"}]'
+    settings = load_settings({"home": tmp_path, "gateway": "0.0.0.0:8443"}, {"INGLE_REGIONS": regions})
+    assert [str(settings.gateway_address(name)) for name in "abc"] == ["0.0.0.0:8443", "[::1]:99", "0.0.0.0:8445"]
+    with pytest.raises(ConfigError, match="a, b, c"):
+        settings.gateway_address("d")
+    anywhere = load_settings({"home": tmp_path, "gateway": "127.0.0.1:0"}, {"INGLE_REGIONS": regions})
+    assert anywhere.gateway_address("c") == Address("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"INGLE_ADMIN": "nonsense"}, "admin"),
+        ({"INGLE_ADMIN": "host:99999"}, "admin"),
+        ({"INGLE_REGIONS": "x"}, "INGLE_REGIONS"),
+        ({"INGLE_REGIONS": "[]"}, "regions"),
+        ({"INGLE_REGIONS": '[{"name": "A b"}]'}, "regions.0.name"),
+        ({"INGLE_REGIONS": '[{"name": "a"}, {"name": "a"}]'}, "regions"),
+        ({"INGLE_LIMITS__MAX_HELD": "-1"}, "limits.max_held"),
+        ({"INGLE_LIMITS__MAX_HELD": "many"}, "limits.max_held"),
+        ({"INGLE_TIMING__TICK": "0"}, "timing.tick"),
+        ({"INGLE_LOG_LEVEL": "loud"}, "log_level"),
+    ],
+)
+def test_a_bad_value_is_named(tmp_path: Path, env: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_settings({"home": tmp_path}, env)
+
+
+@pytest.mark.parametrize("text", ["not toml", "unknown_field = 1", "[limits]\nmax_hold = 1"])
+def test_a_bad_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ingle.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"ingle\.toml|unknown_field|limits\.max_hold"):
+        load_settings({"home": tmp_path}, {})
