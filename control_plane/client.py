@@ -190,8 +190,15 @@ class AdminClient:
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
+        repeatable = method == "GET" or "Idempotency-Key" in (headers or {})
         try:
-            response = self._http.request(method, path, json=body, headers=headers, params=query)
+            try:
+                response = self._http.request(method, path, json=body, headers=headers, params=query)
+            except (httpx.RemoteProtocolError, httpx.ReadError):
+                # A kept connection that the server closed just then.
+                if not repeatable:
+                    raise
+                response = self._http.request(method, path, json=body, headers=headers, params=query)
         except httpx.ConnectError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 message = f"{self._url} isn't the installation that the profile's CA file belongs to"

@@ -40,6 +40,7 @@ _MAX_BODY = 1024 * 1024
 _EVENT_POLL_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 15.0
 _MAX_STREAMS = 64
+_IDLE_SECONDS = 75.0
 
 
 class AdminApi:
@@ -68,7 +69,7 @@ class AdminApi:
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
-        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self.runner = web.AppRunner(app, access_log=None, keepalive_timeout=_IDLE_SECONDS)
 
     async def start(self) -> web.Server:
         await self.runner.setup()

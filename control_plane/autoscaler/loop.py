@@ -16,7 +16,9 @@ from control_plane.store import endpoints, replicas, traffic
 from control_plane.store.database import Store
 
 PEAK_SECONDS = 60.0
+_TIDY_SECONDS = 3600.0
 _GATEWAY_MEMORY = 7 * 86_400.0
+_HISTORY = 90 * 86_400.0
 
 
 class Autoscaler:
@@ -35,10 +37,11 @@ class Autoscaler:
         while True:
             try:
                 await self.tick()
-                if self._clock() - tidied_at > _GATEWAY_MEMORY / 100:
+                if self._clock() - tidied_at > _TIDY_SECONDS:
                     tidied_at = self._clock()
                     async with self._store.write() as session:
                         await traffic.forget_old_gateways(session, tidied_at - _GATEWAY_MEMORY)
+                        await endpoints.tidy(session, tidied_at - _HISTORY)
             except StoreUnavailable as error:
                 event("autoscaler.store_unavailable", level=logging.WARNING, reason=error.message)
             except Exception as error:  # a fault of one tick must not end the loop

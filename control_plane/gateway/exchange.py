@@ -35,7 +35,7 @@ class Exchange:
     usage: Usage | None = None
 
     def __post_init__(self) -> None:
-        self.headers["x-request-id"] = self.request_id
+        self.headers |= {"x-request-id": self.request_id, "server": "ingle"}
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.started

@@ -48,6 +48,7 @@ from control_plane.store.database import Store
 _POSTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"})
 _MODELS = "/v1/models"
 _BEAT_SECONDS = 5.0
+_IDLE_SECONDS = 75.0
 
 
 class _Head(msgspec.Struct):
@@ -78,7 +79,9 @@ class Gateway:
         folder = home / "gateway"
         self.region = region
         self.url = ""
-        self.server = web.Server(self._handle, handler_cancellation=True, access_log=None)
+        self.server = web.Server(
+            self._handle, handler_cancellation=True, access_log=None, keepalive_timeout=_IDLE_SECONDS
+        )
         self.keeper = SnapshotKeeper(store, secret, folder, region, poll=timing.snapshot_poll, clock=clock)
         self._store = store
         self._tracing = tracing

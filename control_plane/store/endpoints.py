@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -13,10 +13,11 @@ from control_plane.domain import Endpoint, EndpointState
 from control_plane.errors import Conflict, NotFound, PreconditionFailed
 from control_plane.store.database import touch
 from control_plane.store.ids import new_id
-from control_plane.store.models import ColdStartRow, CounterRow, EndpointRow, EventRow
+from control_plane.store.models import ColdStartRow, CounterRow, EndpointRow, EventRow, ReplicaRow
 
 RUNTIME_FIELDS = frozenset({"model", "gpu", "gpus", "engine_args"})
 """Fields whose change means new replicas."""
+COLD_STARTS_KEPT = 20
 
 
 def to_endpoint(row: EndpointRow) -> Endpoint:
@@ -131,7 +132,7 @@ async def update_endpoint(
     session: AsyncSession, name: str, changes: Mapping[str, Any], now: float, *, if_generation: int | None = None
 ) -> Endpoint:
     """Change what is asked; counts a generation if anything differs. Raises NotFound, PreconditionFailed."""
-    row = await _row(session, name)
+    row = await _row(session, name, for_change=True)
     if if_generation is not None and row.generation != if_generation:
         raise PreconditionFailed(f"{name} is at generation {row.generation}, not {if_generation}: read it again")
     changed = {field: value for field, value in changes.items() if getattr(row, field) != value}
@@ -154,7 +155,7 @@ async def update_endpoint(
 
 
 async def request_delete(session: AsyncSession, name: str, now: float) -> Endpoint:
-    row = await _row(session, name)
+    row = await _row(session, name, for_change=True)
     if row.delete_requested_at is None:
         row.delete_requested_at = row.updated_at = now
         add_event(session, to_endpoint(row), now, "delete_requested", None, "replicas drain, then it is gone")
@@ -166,7 +167,7 @@ async def request_delete(session: AsyncSession, name: str, now: float) -> Endpoi
 
 async def request_wake(session: AsyncSession, name: str, now: float) -> Endpoint:
     """Want a replica now; an endpoint that was given up on is tried again."""
-    row = await _row(session, name)
+    row = await _row(session, name, for_change=True)
     row.wake_at = row.updated_at = now
     row.failed_generation, row.failures, row.retry_at = 0, 0, 0.0
     await session.flush()
@@ -176,7 +177,7 @@ async def request_wake(session: AsyncSession, name: str, now: float) -> Endpoint
 
 
 async def request_sleep(session: AsyncSession, name: str, now: float) -> Endpoint:
-    row = await _row(session, name)
+    row = await _row(session, name, for_change=True)
     if row.min_replicas > 0:
         raise Conflict(
             f"{name} keeps at least {row.min_replicas} replica(s): set --min-replicas 0 first", code="min_replicas"
@@ -259,6 +260,13 @@ async def last_event_id(session: AsyncSession) -> int:
     return await session.scalar(select(func.max(EventRow.id))) or 0
 
 
+async def tidy(session: AsyncSession, before: float) -> None:
+    """Drop records older than `before` of what has ended: terminated replicas, measured starts, events."""
+    await session.execute(delete(ReplicaRow).where(ReplicaRow.terminated_at < before))
+    await session.execute(delete(ColdStartRow).where(ColdStartRow.at < before))
+    await session.execute(delete(EventRow).where(EventRow.at < before))
+
+
 async def add_cold_start(
     session: AsyncSession, endpoint: Endpoint, replica_id: str, total_ms: float, phases: Mapping[str, float], now: float
 ) -> None:
@@ -272,6 +280,16 @@ async def add_cold_start(
             total_ms=total_ms,
             phases=dict(phases),
         )
+    )
+    await session.flush()
+    kept = (
+        select(ColdStartRow.replica_id)
+        .where(ColdStartRow.endpoint_id == endpoint.id)
+        .order_by(ColdStartRow.at.desc())
+        .limit(COLD_STARTS_KEPT)
+    )
+    await session.execute(
+        delete(ColdStartRow).where(ColdStartRow.endpoint_id == endpoint.id, ColdStartRow.replica_id.not_in(kept))
     )
 
 
@@ -287,8 +305,9 @@ async def cold_start_estimates(session: AsyncSession) -> dict[str, float]:
     return {endpoint_id: float(mean) for endpoint_id, mean in rows}
 
 
-async def _row(session: AsyncSession, name: str) -> EndpointRow:
-    row = await session.scalar(select(EndpointRow).where(EndpointRow.name == name, EndpointRow.deleted_at.is_(None)))
+async def _row(session: AsyncSession, name: str, *, for_change: bool = False) -> EndpointRow:
+    query = select(EndpointRow).where(EndpointRow.name == name, EndpointRow.deleted_at.is_(None))
+    row = await session.scalar(query.with_for_update() if for_change else query)
     if row is None:
         raise NotFound(f"no endpoint named {name!r}: `ingle endpoint list` shows what there is", param="name")
     return row

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, select, text
 
 from control_plane.domain import Demand, Endpoint, ReplicaState, UsageEvent
 from control_plane.errors import ConfigError, Conflict, LeaseLost, NotFound, PreconditionFailed, StoreUnavailable
 from control_plane.store import endpoints, leases, replicas, tenants, traffic
 from control_plane.store.database import Store, sync_url
-from control_plane.store.models import Base
+from control_plane.store.models import Base, ColdStartRow
 from control_plane.store.schema import require_schema, schema_status, upgrade_schema
 
 SPEC: dict[str, Any] = {
@@ -223,6 +223,23 @@ async def test_cold_starts_are_estimated_from_the_last_five(store: Store) -> Non
             await endpoints.add_cold_start(session, endpoint, f"r{number}", took, {"load": took}, float(number))
     async with store.read() as session:
         assert await endpoints.cold_start_estimates(session) == {endpoint.id: 300.0}
+
+
+async def test_history_is_bounded(store: Store) -> None:
+    endpoint = await make_endpoint(store)
+    async with store.write() as session:
+        for number in range(endpoints.COLD_STARTS_KEPT + 3):
+            await endpoints.add_cold_start(session, endpoint, f"r{number}", 1.0, {}, float(number))
+            await replicas.add_intent(session, f"rep_{number}", endpoint, float(number))
+        changes = {"state": ReplicaState.TERMINATED, "terminated_at": 50.0}
+        await replicas.write_replica(session, "rep_0", changes)
+        starts = (await session.scalars(select(ColdStartRow.replica_id))).all()
+        assert set(starts) == {f"r{number}" for number in range(3, endpoints.COLD_STARTS_KEPT + 3)}
+        assert await endpoints.list_events(session)
+        await endpoints.tidy(session, 200.0)
+        assert await endpoints.list_events(session) == []
+        assert (await session.scalars(select(ColdStartRow.replica_id))).all() == []
+        assert await replicas.replica_states(session, ["rep_0", "rep_1"]) == {"rep_1": ReplicaState.INTENDED}
 
 
 async def test_rotation_never_lengthens_a_keys_life(store: Store) -> None:
