@@ -76,7 +76,7 @@ def _bands(sequences: Tensor, lengths: Tensor, cache: Tensor) -> list[Tensor]:
     per_token = 2 * cache.shape[1] * cache.shape[3] * cache.element_size()
     longest = int(lengths[ordered].max())
     band = max(1, _MOST_GATHERED // (longest * per_token))
-    return list(ordered.split(band))
+    return list(torch.split(ordered, band))
 
 
 def _decode(

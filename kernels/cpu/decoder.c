@@ -1,11 +1,15 @@
 // One step of a Llama-family decoder on the CPU: all layers in one call, all threads walking the same phases.
 //
-// A phase is a number of parts that threads claim one by one; a barrier ends it. Each part's result depends on its own row
-// (or row and output tile) alone, so a row's outputs do not depend on the batch, the chunk or the number of threads.
+// A phase is a number of parts that threads claim one by one; it ends when all are done, and only then does a thread go on.
+// A thread that fell behind finds old phases exhausted and catches up. Each part's result depends on its own row (or row and
+// output tile) alone, so a row's outputs do not depend on the batch, the chunk or the number of threads.
 #include "attention.h"
 #include "gemm.h"
 #include "pool.h"
 #include "sampling.h"
+
+#define FEW_ROWS 4
+#define MOST_PARTS 256
 
 typedef struct {
     const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // q_norm, k_norm may be null
@@ -35,8 +39,9 @@ typedef struct {
 typedef struct {
     shape s;
     pool workers;
-    const step *now;
-    const draw_call *drawing;
+    step now;
+    int64_t few_logit_rows[FEW_ROWS];
+    draw_call drawing;
     float *weights;          // [threads][vocabulary], for draws
     candidate *candidates;   // [threads][vocabulary]
     float *x, *fused, *attended, *mlp;
@@ -44,12 +49,10 @@ typedef struct {
     softmax_part *parts;
     int32_t *items;  // attention parts before each sequence, [most sequences + 1]
     int32_t spread;
-    atomic_int *claims;
+    atomic_int *claims, *finished;  // parts taken and done, for each phase
     int phases;
 } decoder;
 
-#define FEW_ROWS 4
-#define MOST_PARTS 256
 
 static int allot_quantized(quantized *q, int rows, int width, int planes) {
     q->high = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64);
@@ -70,8 +73,8 @@ static float *floats(size_t count) { return aligned_alloc(64, (count * sizeof(fl
 
 void ingle_decoder_close(decoder *d) {
     if (!d) return;
-    if (d->workers.threads > 1) pool_close(&d->workers);
-    free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->claims);
+    if (d->workers.threads > 1) pool_settle(&d->workers), pool_close(&d->workers);
+    free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->claims), free(d->finished);
     free(d->weights), free(d->candidates);
     free_quantized(&d->shared);
     for (int t = 0; t < MOST_THREADS; t++) free_quantized(&d->own[t]);
@@ -93,11 +96,12 @@ decoder *ingle_decoder_open(const shape *s) {
     d->mlp = floats(rows * 2 * s->intermediate);
     d->phases = s->layers * 11 + 4;
     d->claims = calloc((size_t)d->phases, sizeof *d->claims);
+    d->finished = calloc((size_t)d->phases, sizeof *d->finished);
     d->items = malloc(sizeof *d->items * (rows + 1));
     d->parts = aligned_alloc(64, sizeof *d->parts * MOST_PARTS);
     d->weights = floats((size_t)s->threads * ((s->vocabulary + LANES - 1) / LANES * LANES));
     d->candidates = malloc(sizeof *d->candidates * (size_t)s->threads * s->vocabulary);
-    int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->items || !d->parts;
+    int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->finished || !d->items || !d->parts;
     failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->planes);
     for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->planes);
     if (failed || pool_open(&d->workers, s->threads)) {
@@ -108,7 +112,14 @@ decoder *ingle_decoder_open(const shape *s) {
 }
 
 // The next part of a phase that nobody has taken.
-INLINE int claim(decoder *d, int phase) { return atomic_fetch_add_explicit(&d->claims[phase], 1, memory_order_relaxed); }
+INLINE int claim(decoder *d, int phase) { return atomic_fetch_add_explicit(&d->claims[phase], 1, memory_order_acquire); }
+
+INLINE void finish(decoder *d, int phase) { atomic_fetch_add_explicit(&d->finished[phase], 1, memory_order_release); }
+
+// Wait until all parts of a phase are done.
+INLINE void settle(decoder *d, int phase, int parts) {
+    for (int spins = 0; atomic_load_explicit(&d->finished[phase], memory_order_acquire) < parts; spins++) relax(spins);
+}
 
 static void norm_row(const float *x, const float *weight, float eps, int width, float *out) {
     f32v squares = splat(0);
@@ -157,33 +168,39 @@ static void prepare_down(decoder *d, const layer *l, int row, quantized *to, int
 
 static void prepare_head(decoder *d, const layer *l, int row, quantized *to, int at) {
     (void)l;
-    prepare_norm(d, d->s.norm, (int)d->now->logit_row[row], to, at);
+    const int64_t *rows = d->now.logit_rows <= FEW_ROWS ? d->few_logit_rows : d->now.logit_row;
+    prepare_norm(d, d->s.norm, (int)rows[row], to, at);
 }
 
 // Quantize the inputs of a matrix, then multiply. Few rows are prepared by every thread for itself, which is cheaper than a
-// barrier.
+// phase; a thread that does so too late works on moving data, but then finds no part left to spoil with it.
 static int linear(decoder *d, int thread, int phase, int rows, const layer *l, prepare_row prepare, const matrix *m,
                   float *out, int stride, int add) {
-    quantized *in = rows <= FEW_ROWS ? &d->own[thread] : &d->shared;
-    in->inputs = m->inputs;
-    if (rows <= FEW_ROWS) {
+    int few = rows <= FEW_ROWS;
+    quantized *in = few ? &d->own[thread] : &d->shared;
+    if (few) {
+        in->inputs = m->inputs;
         for (int row = 0; row < rows; row++) prepare(d, l, row, in, row);
     } else {
-        for (int row; (row = claim(d, phase)) < rows;) prepare(d, l, row, in, row);
-        meet(&d->workers);
+        quantized mine = d->shared;
+        mine.inputs = m->inputs;
+        for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) prepare(d, l, row, &mine, row);
+        settle(d, phase, rows);
     }
+    quantized from = *in;
+    from.inputs = m->inputs;
     phase++;
     // rows go by bands that stay in the second-level cache while a band of tiles passes over them
     const int band = 64, bands = (rows + band - 1) / band, tiles = tiles_of(m);
-    const int take = rows <= FEW_ROWS ? 4 : 2, groups = (tiles + take - 1) / take, parts = groups * bands;
-    for (int part; (part = claim(d, phase)) < parts;) {
+    const int take = few ? 4 : 2, groups = (tiles + take - 1) / take, parts = groups * bands;
+    for (int part; (part = claim(d, phase)) < parts; finish(d, phase)) {
         int first_tile = part % groups * take, first_row = part / groups * band;
         int last_tile = first_tile + take < tiles ? first_tile + take : tiles;
         int last_row = first_row + band < rows ? first_row + band : rows;
         for (int tile = first_tile; tile < last_tile; tile++)
-            multiply_tile(m, tile, in, first_row, last_row, out, stride, add);
+            multiply_tile(m, tile, &from, first_row, last_row, out, stride, add);
     }
-    meet(&d->workers);
+    settle(d, phase, parts);
     return phase + 1;
 }
 
@@ -199,7 +216,7 @@ static void rotate(float *head, const float *cos_sin, int rotary) {
 // Norms and rotation of one token's heads; its key and value go to the cache.
 static void place_row(decoder *d, const layer *l, int index, int row) {
     const shape *s = &d->s;
-    const step *n = d->now;
+    const step *n = &d->now;
     int dim = s->head_dim, block = s->block_size;
     float *fused = d->fused + (size_t)row * (s->heads + 2 * s->kv_heads) * dim;
     const float *cos_sin = s->cos_sin + (size_t)n->positions[row] * s->rotary_dim;
@@ -235,7 +252,7 @@ typedef struct {
 
 static attention_tile open_tile(decoder *d, const layer *l, int index, int sequence, int head, int tile) {
     const shape *s = &d->s;
-    const step *n = d->now;
+    const step *n = &d->now;
     int share = s->heads / s->kv_heads, dim = s->head_dim;
     int first = n->starts[sequence], queries = n->starts[sequence + 1] - first;
     const half *keys = n->kv + (size_t)index * n->layer_stride;
@@ -278,17 +295,17 @@ static void attend(decoder *d, const layer *l, int index, int sequence, int head
 }
 
 static int tiles_of_sequence(const decoder *d, int sequence) {
-    int queries = d->now->starts[sequence + 1] - d->now->starts[sequence];
+    int queries = d->now.starts[sequence + 1] - d->now.starts[sequence];
     return (queries * (d->s.heads / d->s.kv_heads) + MOST_TILE - 1) / MOST_TILE;
 }
 
 // Long contexts of few sequences are spread over threads by partition, and merged after.
 static int attention(decoder *d, int phase, const layer *l, int index) {
-    const step *n = d->now;
+    const step *n = &d->now;
     int parts = d->items[n->sequences], kv_heads = d->s.kv_heads;
     if (d->spread) {
         int wide = d->spread, all = parts * wide;
-        for (int item; (item = claim(d, phase)) < all;) {
+        for (int item; (item = claim(d, phase)) < all; finish(d, phase)) {
             int tile = item / wide, sequence = 0;
             while (d->items[sequence + 1] <= tile) sequence++;
             int within = tile - d->items[sequence];
@@ -296,9 +313,9 @@ static int attention(decoder *d, int phase, const layer *l, int index) {
             int start = item % wide * PARTITION;
             if (start < t.longest) attend_partition(t.count, &t.kv, &t.rows, start, &d->parts[item]);
         }
-        meet(&d->workers);
+        settle(d, phase, all);
         phase++;
-        for (int tile; (tile = claim(d, phase)) < parts;) {
+        for (int tile; (tile = claim(d, phase)) < parts; finish(d, phase)) {
             int sequence = 0;
             while (d->items[sequence + 1] <= tile) sequence++;
             int within = tile - d->items[sequence];
@@ -315,19 +332,19 @@ static int attention(decoder *d, int phase, const layer *l, int index) {
         }
     } else {
         int sequence = 0;
-        for (int item; (item = claim(d, phase)) < parts;) {
+        phase++;
+        for (int item; (item = claim(d, phase)) < parts; finish(d, phase)) {
             while (d->items[sequence + 1] <= item) sequence++;
             int within = item - d->items[sequence];
             attend(d, l, index, sequence, within % kv_heads, within / kv_heads);
         }
-        phase++;
     }
-    meet(&d->workers);
+    settle(d, phase, parts);
     return phase + 1;
 }
 
 static void embed(decoder *d, int row) {
-    int64_t id = d->now->ids[row];
+    int64_t id = d->now.ids[row];
     float *to = d->x + (size_t)row * d->s.hidden;
     if (!d->s.embedding) {
         unpack_row(&d->s.head, (int)id, to);
@@ -340,17 +357,17 @@ static void embed(decoder *d, int row) {
 static void walk(void *decoder_, int thread) {
     decoder *d = decoder_;
     const shape *s = &d->s;
-    const step *n = d->now;
+    const step *n = &d->now;
     int rows = n->tokens, phase = 0, dim = s->head_dim;
-    for (int row; (row = claim(d, phase)) < rows;) embed(d, row);
-    meet(&d->workers);
+    for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) embed(d, row);
+    settle(d, phase, rows);
     phase++;
     for (int index = 0; index < s->layers; index++) {
         const layer *l = &s->layer[index];
         int fused = (s->heads + 2 * s->kv_heads) * dim;
         phase = linear(d, thread, phase, rows, l, prepare_attn, &l->qkv, d->fused, fused, 0);
-        for (int row; (row = claim(d, phase)) < rows;) place_row(d, l, index, row);
-        meet(&d->workers);
+        for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) place_row(d, l, index, row);
+        settle(d, phase, rows);
         phase = attention(d, phase + 1, l, index);
         phase = linear(d, thread, phase, rows, l, prepare_out, &l->out, d->x, s->hidden, 1);
         phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, d->mlp, 2 * s->intermediate, 0);
@@ -362,7 +379,9 @@ static void walk(void *decoder_, int thread) {
 // Runs the step; 0, or -1 where it does not fit what was allotted.
 int ingle_decoder_step(decoder *d, const step *n) {
     if (n->tokens > d->s.most_tokens || n->tokens <= 0 || n->sequences > n->tokens || n->logit_rows > n->tokens) return -1;
-    d->now = n;
+    pool_settle(&d->workers);
+    d->now = *n;
+    for (int row = 0; row < n->logit_rows && row < FEW_ROWS; row++) d->few_logit_rows[row] = n->logit_row[row];
     d->items[0] = 0;
     int longest = 0;
     for (int q = 0; q < n->sequences; q++) {
@@ -372,6 +391,7 @@ int ingle_decoder_step(decoder *d, const step *n) {
     int wide = (longest + PARTITION - 1) / PARTITION, parts = d->items[n->sequences];
     d->spread = wide > 1 && parts < 8 * d->s.threads && parts * wide <= MOST_PARTS ? wide : 0;
     memset(d->claims, 0, sizeof *d->claims * (size_t)d->phases);
+    memset(d->finished, 0, sizeof *d->finished * (size_t)d->phases);
     pool_run(&d->workers, walk, d);
     return 0;
 }
@@ -379,16 +399,20 @@ int ingle_decoder_step(decoder *d, const step *n) {
 static void draw_rows(void *decoder_, int thread) {
     decoder *d = decoder_;
     size_t padded = (size_t)(d->s.vocabulary + LANES - 1) / LANES * LANES;
-    for (int row; (row = claim(d, 0)) < d->drawing->rows;)
-        d->drawing->tokens[row] = draw_row(d->drawing, row, d->weights + thread * padded,
-                                           d->candidates + (size_t)thread * d->s.vocabulary);
+    int rows = d->drawing.rows;
+    for (int row; (row = claim(d, 0)) < rows; finish(d, 0))
+        d->drawing.tokens[row] = draw_row(&d->drawing, row, d->weights + thread * padded,
+                                          d->candidates + (size_t)thread * d->s.vocabulary);
+    settle(d, 0, rows);
 }
 
 // A token for each row of logits; 0, or -1 where the vocabulary is another.
 int ingle_decoder_draw(decoder *d, const draw_call *call) {
     if (call->vocabulary != d->s.vocabulary) return -1;
-    d->drawing = call;
+    pool_settle(&d->workers);
+    d->drawing = *call;
     atomic_store(&d->claims[0], 0);
+    atomic_store(&d->finished[0], 0);
     if (call->rows == 1)
         draw_rows(d, 0);
     else

@@ -1,12 +1,14 @@
-// Threads that run one function together, claim its parts from shared counters and meet at barriers.
+// Threads that run one function together. Inside it they share the parts of one phase after another; nobody
+// waits for a thread, only for parts, so one that lost its core holds up no more than the part it had begun.
 //
-// A waiter spins briefly, then gives its core away: on a small machine the thread that it waits for may need that core.
+// A waiter spins briefly, then sleeps: on a small machine the thread that it waits for may need that core.
 #pragma once
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -21,7 +23,6 @@ typedef struct pool {
     void (*run)(void *argument, int thread);
     void *argument;
     atomic_int round, done, closing;
-    atomic_int arrived, meeting;
     pthread_t ids[MOST_THREADS];
 } pool;
 
@@ -36,7 +37,8 @@ static inline void relax(int spins) {
         __builtin_ia32_pause();
 #endif
     } else {
-        sched_yield();
+        const struct timespec moment = {0, 20000};
+        nanosleep(&moment, NULL);
     }
 }
 
@@ -55,18 +57,6 @@ static inline void wake_all(atomic_int *word) {
 #else
     (void)word;
 #endif
-}
-
-// Every thread of the running function comes here before any goes on.
-static inline void meet(pool *p) {
-    if (p->threads == 1) return;
-    int meeting = atomic_load_explicit(&p->meeting, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->meeting, meeting + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&p->meeting, memory_order_acquire) == meeting; spins++) relax(spins);
 }
 
 static void *pool_work(void *seat_) {
@@ -90,6 +80,7 @@ static void *pool_work(void *seat_) {
 
 static int pool_open(pool *p, int threads) {
     p->threads = 1;
+    atomic_store(&p->done, threads > 1 ? threads - 1 : 0);
     for (int t = 1; t < threads && t < MOST_THREADS; t++) {
         pool_seat *seat = malloc(sizeof *seat);
         if (!seat) return -1;
@@ -103,17 +94,22 @@ static int pool_open(pool *p, int threads) {
     return 0;
 }
 
-// Run `run` on every thread, the caller included; returns when all have finished.
+// Wait until no thread is left in the last round. A round's function returns when its parts are done, which may be before
+// a thread that fell behind has seen it: that thread must be out before anything it looks at changes.
+static void pool_settle(pool *p) {
+    for (int spins = 0; atomic_load_explicit(&p->done, memory_order_acquire) < p->threads - 1; spins++) relax(spins);
+}
+
+// Run `run` on every thread, the caller included; returns when the caller's own run has. Settle first.
 static void pool_run(pool *p, void (*run)(void *, int), void *argument) {
     p->run = run;
     p->argument = argument;
-    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
     if (p->threads > 1) {
+        atomic_store_explicit(&p->done, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&p->round, 1, memory_order_release);
         wake_all(&p->round);
     }
     run(argument, 0);
-    for (int spins = 0; atomic_load_explicit(&p->done, memory_order_acquire) < p->threads - 1; spins++) relax(spins);
 }
 
 static void pool_close(pool *p) {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels import Ops, eager, reference
 from tests.kernels.batches import Batch, make_batch
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+RTOL = ATOL = 1e-5
 SHAPES = st.lists(
     st.integers(1, 90).flatmap(lambda length: st.tuples(st.integers(0, min(length, 20)), st.just(length))),
     min_size=1,
@@ -31,13 +31,15 @@ def attend(ops: Ops, batch: Batch, window: int = 0) -> torch.Tensor:
 )
 def test_attention_agrees(shapes: list[tuple[int, int]], ratio: int, window: int, block: int) -> None:
     batch = make_batch(shapes, heads=2 * ratio, kv_heads=2, head_dim=16, block_size=block)
-    torch.testing.assert_close(attend(eager.OPS, batch, window), attend(reference.OPS, batch, window), **CLOSE)
+    torch.testing.assert_close(
+        attend(eager.OPS, batch, window), attend(reference.OPS, batch, window), rtol=RTOL, atol=ATOL
+    )
 
 
 def test_many_decoding_sequences_go_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "_MOST_GATHERED", 1 << 14)
     batch = make_batch([(1, length) for length in range(1, 60, 7)], head_dim=16)
-    torch.testing.assert_close(attend(eager.OPS, batch), attend(reference.OPS, batch), **CLOSE)
+    torch.testing.assert_close(attend(eager.OPS, batch), attend(reference.OPS, batch), rtol=RTOL, atol=ATOL)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
