@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,6 +151,7 @@ def _settings(home: Path | None, gateway: str | None, admin: str | None) -> Sett
     from control_plane.config import load_settings
     from control_plane.observe.logs import set_up_logs
 
+    os.umask(0o077)  # what an installation writes is its owner's alone
     settings = load_settings({"home": home, "gateway": gateway, "admin": admin})
     set_up_logs(settings.log_level)
     return settings

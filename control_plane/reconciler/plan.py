@@ -141,7 +141,7 @@ def plan(
         written = after_failure(endpoint, failure.code, failure.message, failure.permanent, now, policy, jitter)
         if failure.immediate_retry and written["failures"] == 1:
             written["retry_at"] = now
-    elif endpoint.failures and _stable(draft.replicas, now, policy):
+    elif endpoint.failures and _stable(endpoint, draft.replicas, now, policy):
         written = {"failures": 0, "retry_at": 0.0}
     after = replace(endpoint, **written)
     _scale(draft, after, now)
@@ -341,10 +341,9 @@ def _settled(endpoint: Endpoint, replicas: Sequence[Replica], state: EndpointSta
     )
 
 
-def _stable(replicas: Sequence[Replica], now: float, policy: Policy) -> bool:
-    return any(
-        replica.state is ReplicaState.READY
-        and replica.ready_at is not None
-        and now - replica.ready_at > policy.stable_after
-        for replica in replicas
-    )
+def _stable(endpoint: Endpoint, replicas: Sequence[Replica], now: float, policy: Policy) -> bool:
+    """Whether all that is wanted is there and has been for a while: only then is trouble over."""
+    ready = [replica.ready_at for replica in replicas if replica.state is ReplicaState.READY and replica.ready_at]
+    if not ready or len(ready) < wanted_replicas(endpoint):
+        return False
+    return now - max(ready) > policy.stable_after

@@ -257,6 +257,11 @@ def test_failures_are_forgotten_once_a_replica_stays_up() -> None:
     troubled = endpoint(failures=2, retry_at=NOW + 5)
     assert change(decide(troubled, (replica(ready_at=NOW - 19), UP))) == {}
     assert change(decide(troubled, (replica(ready_at=NOW - 21), UP))) == {"failures": 0, "retry_at": 0.0}
+    # One that stays up says nothing of another that can't be had.
+    short = replace(
+        troubled, desired_replicas=2, state=EndpointState.DEGRADED, reason_code="no_capacity", reason="full"
+    )
+    assert change(decide(short, (replica(ready_at=NOW - 500), UP))) == {}
 
 
 def test_backoff_doubles_up_to_its_cap_with_jitter_below() -> None:
