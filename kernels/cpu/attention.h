@@ -14,7 +14,7 @@
 typedef struct {
     const half *keys, *values;  // of one layer: [blocks][Hk][D][block], [blocks][Hk][block][D]
     const int32_t *table;       // the sequence's blocks
-    int32_t block_size, kv_heads, head, head_dim;
+    int32_t block_size, block_shift, kv_heads, head, head_dim;
 } kv_view;
 
 typedef struct {
@@ -27,6 +27,23 @@ typedef struct {
     float out[MOST_TILE][MOST_HEAD_DIM];
 } softmax_part;
 
+// Where the sixteen positions from `position` on begin; a block holds a multiple of sixteen.
+INLINE const half *keys_at(const kv_view *kv, int position) {
+    size_t block = (size_t)kv->table[position >> kv->block_shift];
+    return kv->keys + (((block * kv->kv_heads + kv->head) * (size_t)kv->head_dim) << kv->block_shift) +
+           (position & (kv->block_size - 1));
+}
+
+INLINE const half *values_at(const kv_view *kv, int position) {
+    size_t block = (size_t)kv->table[position >> kv->block_shift];
+    return kv->values + (((block * kv->kv_heads + kv->head) << kv->block_shift) + (position & (kv->block_size - 1))) *
+                            (size_t)kv->head_dim;
+}
+
+INLINE void fetch_ahead(const half *from, int halves) {
+    for (int i = 0; i < halves; i += 32) __builtin_prefetch(from + i);
+}
+
 INLINE void score_segment(const int rows, const kv_view *kv, const tile_rows_view *t, int base, int end,
                           float scores[MOST_TILE][SEGMENT]) {
     for (int sub = 0; sub < SEGMENT; sub += LANES) {
@@ -35,9 +52,11 @@ INLINE void score_segment(const int rows, const kv_view *kv, const tile_rows_vie
             for (int r = 0; r < rows; r++) store(scores[r] + sub, splat(-INFINITY));
             continue;
         }
-        size_t block = (size_t)kv->table[position / kv->block_size];
-        const half *keys = kv->keys + (block * kv->kv_heads + kv->head) * (size_t)(kv->head_dim * kv->block_size) +
-                           position % kv->block_size;
+        const half *keys = keys_at(kv, position);
+        // blocks lie anywhere: the next keys and these values are asked for while these keys are used
+        fetch_ahead(values_at(kv, position), LANES * kv->head_dim);
+        if (kv->block_size == LANES && position + LANES < end)
+            fetch_ahead(keys_at(kv, position + LANES), LANES * kv->head_dim);
         f32v dot[MOST_TILE];
         for (int r = 0; r < rows; r++) dot[r] = splat(0);
         for (int d = 0; d < kv->head_dim; d++) {
@@ -57,18 +76,13 @@ INLINE void score_segment(const int rows, const kv_view *kv, const tile_rows_vie
 INLINE void add_values(const int rows, const kv_view *kv, int base, int end, float p[MOST_TILE][SEGMENT],
                        softmax_part *part) {
     int count = end - base < SEGMENT ? end - base : SEGMENT;
-    const half *at[SEGMENT];
-    for (int i = 0; i < count; i++) {
-        int position = base + i;
-        size_t block = (size_t)kv->table[position / kv->block_size];
-        at[i] = kv->values + ((block * kv->kv_heads + kv->head) * kv->block_size + position % kv->block_size) *
-                                 (size_t)kv->head_dim;
-    }
+    const half *at[SEGMENT / LANES];
+    for (int i = 0; i < count; i += LANES) at[i / LANES] = values_at(kv, base + i);
     for (int d = 0; d < kv->head_dim; d += LANES) {
         f32v sum[MOST_TILE];
         for (int r = 0; r < rows; r++) sum[r] = load(part->out[r] + d);
         for (int i = 0; i < count; i++) {
-            f32v v = load_half(at[i] + d);
+            f32v v = load_half(at[i / LANES] + (i % LANES) * kv->head_dim + d);
             for (int r = 0; r < rows; r++) sum[r] = fmadd(v, splat(p[r][i]), sum[r]);
         }
         for (int r = 0; r < rows; r++) store(part->out[r] + d, sum[r]);

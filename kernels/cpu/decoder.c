@@ -257,7 +257,7 @@ static attention_tile open_tile(decoder *d, const layer *l, int index, int seque
     int first = n->starts[sequence], queries = n->starts[sequence + 1] - first;
     const half *keys = n->kv + (size_t)index * n->layer_stride;
     attention_tile t = {.kv = {keys, keys + n->layer_stride / 2, n->tables + (size_t)sequence * n->table_width,
-                               s->block_size, s->kv_heads, head, dim}};
+                               s->block_size, __builtin_ctz((unsigned)s->block_size), s->kv_heads, head, dim}};
     int left = queries * share - tile * MOST_TILE;
     t.count = left < MOST_TILE ? left : MOST_TILE;
     for (int r = 0; r < t.count; r++) {

@@ -95,6 +95,9 @@ INLINE f32v max_lanes(f32v a, f32v b) {
 
 // Sums and maxima go by halves, in one fixed order.
 INLINE float sum_lanes(f32v v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#endif
     float part[LANES];
     store(part, v);
     for (int width = LANES / 2; width; width /= 2)
@@ -103,6 +106,9 @@ INLINE float sum_lanes(f32v v) {
 }
 
 INLINE float max_of(f32v v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#endif
     float part[LANES];
     store(part, v);
     for (int width = LANES / 2; width; width /= 2)
