@@ -136,6 +136,7 @@ class Decoder:
         self._library = _bind(library())
         self._kept: list[Any] = [layers, norm, head, embedding, cos_sin]
         self.shape = shape
+        self._logits = np.empty((0, shape.vocabulary), np.float32)
         rows = (_Layer * len(layers))(*(_layer(layer) for layer in layers))
         self._kept.append(rows)
         native = _Shape(
@@ -164,12 +165,16 @@ class Decoder:
         logit_rows: Array,
         kv: Array,
     ) -> Array:
-        """float32 logits [R, vocabulary].
+        """float32 logits [R, vocabulary], good until the next step.
 
         ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows:
         int64 [R]; kv: float16 [layers, 2, blocks, Hk, block, D], whose keys this code lays out [D, block].
         """
-        logits = np.empty((logit_rows.shape[0], self.shape.vocabulary), np.float32)
+        wanted = logit_rows.shape[0]
+        if wanted > len(self._logits):
+            # kept between steps: pages that are mapped anew each time cost more than the logits
+            self._logits = np.empty((wanted, self.shape.vocabulary), np.float32)
+        logits = self._logits[:wanted]
         native = _Step(
             ids.shape[0], lengths.shape[0], tables.shape[1], logit_rows.shape[0],
             _address(ids), _address(positions), _address(slots), _address(logit_rows),
