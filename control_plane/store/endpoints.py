@@ -132,7 +132,7 @@ async def update_endpoint(
     session: AsyncSession, name: str, changes: Mapping[str, Any], now: float, *, if_generation: int | None = None
 ) -> Endpoint:
     """Change what is asked; counts a generation if anything differs. Raises NotFound, PreconditionFailed."""
-    row = await _row(session, name, for_change=True)
+    row = await _changeable_row(session, name)
     if if_generation is not None and row.generation != if_generation:
         raise PreconditionFailed(f"{name} is at generation {row.generation}, not {if_generation}: read it again")
     changed = {field: value for field, value in changes.items() if getattr(row, field) != value}
@@ -155,7 +155,7 @@ async def update_endpoint(
 
 
 async def request_delete(session: AsyncSession, name: str, now: float) -> Endpoint:
-    row = await _row(session, name, for_change=True)
+    row = await _row(session, name, lock=True)
     if row.delete_requested_at is None:
         row.delete_requested_at = row.updated_at = now
         add_event(session, to_endpoint(row), now, "delete_requested", None, "replicas drain, then it is gone")
@@ -166,8 +166,10 @@ async def request_delete(session: AsyncSession, name: str, now: float) -> Endpoi
 
 
 async def request_wake(session: AsyncSession, name: str, now: float) -> Endpoint:
-    """Want a replica now; an endpoint that was given up on is tried again."""
-    row = await _row(session, name, for_change=True)
+    """Want a replica now; an endpoint that was given up on is tried again. Raises NotFound, Conflict."""
+    row = await _changeable_row(session, name)
+    if row.paused:
+        raise Conflict(f"{name} is paused: resume it with `ingle endpoint update {name} --resume`", code="paused")
     row.wake_at = row.updated_at = now
     row.failed_generation, row.failures, row.retry_at = 0, 0, 0.0
     await session.flush()
@@ -177,7 +179,7 @@ async def request_wake(session: AsyncSession, name: str, now: float) -> Endpoint
 
 
 async def request_sleep(session: AsyncSession, name: str, now: float) -> Endpoint:
-    row = await _row(session, name, for_change=True)
+    row = await _changeable_row(session, name)
     if row.min_replicas > 0:
         raise Conflict(
             f"{name} keeps at least {row.min_replicas} replica(s): set --min-replicas 0 first", code="min_replicas"
@@ -305,9 +307,16 @@ async def cold_start_estimates(session: AsyncSession) -> dict[str, float]:
     return {endpoint_id: float(mean) for endpoint_id, mean in rows}
 
 
-async def _row(session: AsyncSession, name: str, *, for_change: bool = False) -> EndpointRow:
+async def _row(session: AsyncSession, name: str, *, lock: bool = False) -> EndpointRow:
     query = select(EndpointRow).where(EndpointRow.name == name, EndpointRow.deleted_at.is_(None))
-    row = await session.scalar(query.with_for_update() if for_change else query)
+    row = await session.scalar(query.with_for_update() if lock else query)
     if row is None:
         raise NotFound(f"no endpoint named {name!r}: `ingle endpoint list` shows what there is", param="name")
+    return row
+
+
+async def _changeable_row(session: AsyncSession, name: str) -> EndpointRow:
+    row = await _row(session, name, lock=True)
+    if row.delete_requested_at is not None:
+        raise Conflict(f"{name} is being deleted", code="deleting", param="name")
     return row

@@ -157,6 +157,17 @@ def test_an_update_can_be_made_conditional(http: httpx.Client, admin: AdminClien
     admin.delete_endpoint("etag")
 
 
+def test_what_is_paused_or_being_deleted_is_not_woken(http: httpx.Client, admin: AdminClient) -> None:
+    create(admin, "pausing", "fast+pace-50ms")
+    admin.update_endpoint("pausing", {"paused": True})
+    assert code_of(http.post("/admin/v1/endpoints/pausing/wake"))[:2] == (409, "paused")
+    admin.update_endpoint("pausing", {"paused": False, "min_replicas": 1})
+    assert code_of(http.post("/admin/v1/endpoints/pausing/sleep"))[:2] == (409, "min_replicas")
+    admin.delete_endpoint("pausing")
+    late = http.patch("/admin/v1/endpoints/pausing", json={"max_wait": 1})
+    assert code_of(late)[:2] in ((409, "deleting"), (404, "not_found"))
+
+
 def test_lists_come_in_pages(http: httpx.Client, admin: AdminClient) -> None:
     for number in range(5):
         admin.create_tenant(f"page-{number}")
