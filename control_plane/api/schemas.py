@@ -12,7 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from control_plane.domain import NAME_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=63, description="a DNS label")]
-Model = Annotated[str, Field(min_length=1, max_length=2048, description="a model's name, path or address")]
+PLAIN = r"^[^\x00-\x1f\x7f]*$"
+Model = Annotated[
+    str, Field(min_length=1, max_length=2048, pattern=PLAIN, description="a model's name, path or address")
+]
+Gpu = Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN, description="an accelerator type")]
+EngineArgs = Annotated[list[Annotated[str, Field(max_length=1024, pattern=PLAIN)]], Field(max_length=64)]
 Replicas = Annotated[int, Field(ge=0, le=64)]
 IdleTimeout = Annotated[float, Field(ge=1, le=86_400 * 7, description="seconds without a request before it sleeps")]
 MaxWait = Annotated[float, Field(ge=0, le=3600, description="seconds that a request is held while a replica starts")]
@@ -31,9 +36,9 @@ class EndpointCreate(Input):
     region: Name
     model: Model
     tenant: Name = "default"
-    gpu: Annotated[str, Field(max_length=64)] | None = None
+    gpu: Gpu | None = None
     gpus: Annotated[int, Field(ge=0, le=1)] = 0
-    engine_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
+    engine_args: EngineArgs = []
     min_replicas: Replicas = 0
     max_replicas: Annotated[int, Field(ge=1, le=64)] = 1
     idle_timeout: IdleTimeout = 300.0
@@ -51,8 +56,8 @@ class EndpointCreate(Input):
 
 class EndpointUpdate(Input):
     model: Model | None = None
-    gpu: Annotated[str, Field(max_length=64)] | None = None
-    engine_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] | None = None
+    gpu: Gpu | None = None
+    engine_args: EngineArgs | None = None
     min_replicas: Replicas | None = None
     max_replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     idle_timeout: IdleTimeout | None = None
@@ -67,7 +72,7 @@ class TenantCreate(Input):
 
 class KeyCreate(Input):
     tenant: Name = "default"
-    name: Annotated[str, Field(min_length=1, max_length=64)] = "default"
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN)] = "default"
     expires_in: Lifetime | None = None
     concurrency: Concurrency | None = None
 

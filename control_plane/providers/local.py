@@ -167,7 +167,9 @@ class LocalProvider:
         exit_code = child.poll() if child else None
         said = self._said(folder)
         if said.get("event") == "failed":
-            return Description(Phase.FAILED, code=_text(said, "code"), message=_text(said, "message") or "failed")
+            return Description(
+                Phase.FAILED, code=_text(said, "code", 64), message=_text(said, "message", 1000) or "failed"
+            )
         if start_time(process["pid"]) != process["start_time"] or process["start_time"] is None:
             how = (
                 "" if exit_code is None else f" with code {exit_code}" if exit_code >= 0 else f" by signal {-exit_code}"
@@ -249,6 +251,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _text(entry: Mapping[str, Any], name: str) -> str | None:
+def _text(entry: Mapping[str, Any], name: str, most: int) -> str | None:
+    """What a replica said, cut to what may be stored and shown."""
     value = entry.get(name)
-    return value if isinstance(value, str) else None
+    return "".join(char for char in value if char.isprintable())[:most] if isinstance(value, str) else None

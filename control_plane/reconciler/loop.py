@@ -335,7 +335,7 @@ def _restless(endpoint: Endpoint) -> bool:
 
 def owner_name() -> str:
     """A name for this process in leases: host, pid and a random part."""
-    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+    return f"{socket.gethostname()[:32]}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
 def _lives(owner: str) -> bool:

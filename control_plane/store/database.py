@@ -14,11 +14,11 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from control_plane.errors import ConfigError, StoreUnavailable
+from control_plane.errors import ConfigError, Conflict, StoreUnavailable, Unprocessable
 
 TIMEOUT = 5.0
 """Seconds that anything waits for the database: a connection, a lock, a statement."""
@@ -91,14 +91,18 @@ def touch(session: AsyncSession, *topics: str) -> None:
 
 
 class _translated:
-    """Turns trouble with the database itself into StoreUnavailable, and leaves faults of ours alone."""
+    """Turns the database's errors into ours."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, IntegrityError):
-            return
+            raise Conflict(
+                "another change got in between: look again, then repeat", code="concurrent_change"
+            ) from error
+        if isinstance(error, DataError):
+            raise Unprocessable("a value can't be stored: it is too long or has characters that text can't") from error
         if isinstance(error, DBAPIError | PoolTimeout | OSError | sqlite3.Error):
             raise StoreUnavailable(f"the database can't be reached ({type(error).__name__})", retry_after=2) from error
 

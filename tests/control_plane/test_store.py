@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, select, text
 
 from control_plane.domain import Demand, Endpoint, ReplicaState, UsageEvent
 from control_plane.errors import ConfigError, Conflict, LeaseLost, NotFound, PreconditionFailed, StoreUnavailable
-from control_plane.store import endpoints, leases, replicas, tenants, traffic
+from control_plane.store import audit, endpoints, leases, replicas, tenants, traffic
 from control_plane.store.database import Store, sync_url
 from control_plane.store.models import Base, ColdStartRow
 from control_plane.store.schema import require_schema, schema_status, upgrade_schema
@@ -255,6 +255,18 @@ async def test_rotation_never_lengthens_a_keys_life(store: Store) -> None:
         assert await tenants.usable_keys(session, 50.0) == []
         await tenants.revoke_key(session, "k1", 10.0)
         assert await tenants.usable_keys(session, 11.0) == []
+
+
+async def test_a_clash_at_the_end_of_a_transaction_is_a_conflict(store: Store) -> None:
+    for expected in (None, Conflict):
+        answer: dict[str, Any] = {"actor": "a", "key": "k", "fingerprint": "f", "status": 201, "response": {}, "now": 1.0}
+        if expected is None:
+            async with store.write() as session:
+                audit.remember_answer(session, **answer)
+        else:
+            with pytest.raises(expected, match="look again"):
+                async with store.write() as session:
+                    audit.remember_answer(session, **answer)
 
 
 async def test_changes_wake_those_who_subscribed(store: Store) -> None:
