@@ -55,6 +55,8 @@ class Limits(_Section):
     """Bounds on what a gateway holds at once."""
 
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    max_buffered_bytes: int = Field(1024 * 1024 * 1024, ge=1024)
+    """Bytes of all request bodies in memory at once."""
     max_held: int = Field(2048, ge=0)
     """Requests held per endpoint while a replica starts."""
     max_in_flight: int = Field(8192, ge=1)

@@ -1,8 +1,8 @@
-"""How much one key, and all keys together, may have open at once."""
+"""How much one key, and all keys together, may have open and in memory at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from control_plane.errors import Overloaded, RateLimited
@@ -10,11 +10,16 @@ from control_plane.gateway.snapshot import Key
 
 
 class Limiter:
-    """Counts open requests per key. Counts of idle keys are dropped, so that this stays as small as the traffic."""
+    """Counts open requests per key, and the bytes of all bodies that are held in memory.
 
-    def __init__(self, per_key: int, in_all: int) -> None:
+    Counts of idle keys are dropped, so that this stays as small as the traffic.
+    """
+
+    def __init__(self, per_key: int, in_all: int, buffered: int) -> None:
         self._per_key = per_key
         self._in_all = in_all
+        self._may_buffer = buffered
+        self._buffered = 0
         self._open: dict[str, int] = {}
         self._total = 0
 
@@ -41,3 +46,20 @@ class Limiter:
                 self._open[key.id] = left
             else:
                 del self._open[key.id]
+
+    @contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """Room for one body, given back at the end. The function takes so many bytes more, or raises Overloaded."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._buffered + size > self._may_buffer:
+                raise Overloaded("the gateway holds all the requests that it has memory for", retry_after=1)
+            self._buffered += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._buffered -= taken

@@ -90,7 +90,7 @@ class Gateway:
         self._clock = clock
         self._started_at = clock()
         self._authenticator = Authenticator(self.keeper, secret, clock=clock, max_age=limits.snapshot_max_age)
-        self._limiter = Limiter(limits.key_concurrency, limits.max_in_flight)
+        self._limiter = Limiter(limits.key_concurrency, limits.max_in_flight, limits.max_buffered_bytes)
         self._demand = DemandTracker(store, gateway_id, region, interval=timing.demand_report, clock=clock)
         self._activator = Activator(self.keeper, self._demand, max_held=limits.max_held, clock=clock)
         self._proxy = Proxy(self._activator, limits, region, secret.cache_salt)
@@ -161,8 +161,8 @@ class Gateway:
         if exchange.path not in _POSTED:
             raise NotFound(f"Unknown request URL: {request.method} {request.path}", code="unknown_url")
         _require_method(request, exchange, "POST")
-        with self._limiter.admit(key, exchange.headers):
-            body = await self._read(request)
+        with self._limiter.admit(key, exchange.headers), self._limiter.room() as take:
+            body = await self._read(request, take)
             if endpoint is None:
                 endpoint = _model_of(body)
             route = exchange.route = await self._route(key, endpoint)
@@ -191,7 +191,7 @@ class Gateway:
         route = self.keeper.current.routes.get(endpoint)
         return route if route is not None and route.tenant_id == key.tenant_id else None
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
+    async def _read(self, request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
         limit = self._limits.max_body_bytes
         too_large = TooLarge(f"the request's body is larger than {limit} bytes")
         if (request.content_length or 0) > limit:
@@ -200,6 +200,7 @@ class Gateway:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = bytearray()
         async for chunk in request.content.iter_any():
+            take(len(chunk))
             body += chunk
             if len(body) > limit:
                 raise too_large
@@ -211,6 +212,8 @@ class Gateway:
         if name:
             route = await self._route(key, name)
             return web.json_response(_model_object(route), headers=exchange.headers)
+        if endpoint is not None:
+            await self._route(key, endpoint)
         routes = [
             route
             for route in self.keeper.current.routes.values()

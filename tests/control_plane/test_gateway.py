@@ -182,6 +182,9 @@ def test_an_absent_endpoint_and_another_tenants_look_alike(
     listed = tenant.get("/v1/models").json()["data"]
     assert endpoint in {model["id"] for model in listed}
     assert tenant.get(f"/v1/models/{endpoint}").json()["object"] == "model"
+    own = tenant.get(f"/e/{endpoint}/v1/models").json()["data"]
+    assert [model["id"] for model in own] == [endpoint]
+    assert tenant.get("/e/gx/v1/models").status_code == 404
 
 
 def test_an_endpoint_answers_in_its_region_only(
