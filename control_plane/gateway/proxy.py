@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from control_plane.config import Limits
-from control_plane.errors import IngleError, UpstreamError
+from control_plane.errors import IngleError, Overloaded, UpstreamError
 from control_plane.gateway.activator import Activator
 from control_plane.gateway.exchange import Exchange
 from control_plane.gateway.snapshot import Key, Route, Target
@@ -27,11 +28,25 @@ class _NotSent(Exception):
 
 
 class _Refused(Exception):
-    """The replica takes nothing new."""
+    """The replica takes nothing new: it drains, its engine is gone, or (`full`) its queue is full."""
+
+    def __init__(self, full: bool) -> None:
+        self.full = full
 
 
 class _LostBeforeFirstByte(Exception):
     pass
+
+
+class _Detail(msgspec.Struct):
+    code: str | None = None
+
+
+class _Problem(msgspec.Struct):
+    error: _Detail
+
+
+_decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class Proxy:
@@ -78,8 +93,10 @@ class Proxy:
             except _NotSent:
                 self._activator.suspect(target)
                 tried.add(target.id)
-            except _Refused:
+            except _Refused as refusal:
                 tried.add(target.id)
+                if refusal.full and self._activator.pick(route, tried) is None:
+                    raise Overloaded(f"every replica of {route.name} has a full queue", retry_after=1) from None
             except _LostBeforeFirstByte:
                 self._activator.suspect(target)
                 if lost:
@@ -112,8 +129,8 @@ class Proxy:
         try:
             if upstream.status in (401, 403) or 300 <= upstream.status < 400:
                 raise UpstreamError("the replica didn't accept the gateway's request")
-            if upstream.status == 503:
-                raise _Refused
+            if upstream.status >= 500:
+                await _explain(upstream)
             for name in _PASSED_BACK:
                 if name in upstream.headers:
                     exchange.headers[name] = upstream.headers[name]
@@ -193,6 +210,18 @@ class Proxy:
         if exchange.override_model:
             headers["x-ingle-model"] = "override"
         return headers
+
+
+async def _explain(upstream: aiohttp.ClientResponse) -> None:
+    """Raise what a replica's own 5xx means for the request; return where it is the request's answer."""
+    try:
+        code = _decode_problem(await upstream.read()).error.code
+    except (msgspec.DecodeError, aiohttp.ClientError, TimeoutError):
+        code = None
+    if upstream.status == 503:
+        raise _Refused(full=code == "overloaded")
+    if code == "engine_error":
+        raise _LostBeforeFirstByte
 
 
 async def _begin(request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:

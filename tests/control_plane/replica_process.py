@@ -2,7 +2,8 @@
 
 Behaviour is chosen by the model's name, words joined by `+`: `fast`, `start-300ms` (slow to start), `bad`
 (model_not_found), `unknown-code`, `tokens-50` (length of a reply), `pace-20ms` (between tokens), `child` (starts a
-child process, as an engine would), `cut` (dies in mid-stream), `early` (closes before the first byte).
+child process, as an engine would), `cut` (dies in mid-stream), `early` (closes before the first byte),
+`full`, `engine`, `fault` (answers 5xx).
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ class Replica:
         self.seen.append({name.lower(): value for name, value in request.headers.items()})
         if request.headers.get("x-ingle-model") != "override" and body.get("model") != self.name:
             return problem(404, "model_not_found")
+        if "full" in self.words:
+            return problem(503, "overloaded")
+        if "engine" in self.words:
+            return problem(500, "engine_error")
+        if "fault" in self.words:
+            return problem(500, "internal_error")
         if "early" in self.words:
             assert request.transport is not None
             request.transport.abort()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -327,14 +329,37 @@ def test_a_replica_lost_in_mid_stream_ends_in_an_error_frame(admin: AdminClient,
     admin.delete_endpoint("cut")
 
 
-def test_a_replica_lost_before_the_first_byte_is_a_502_where_there_is_no_other(
-    admin: AdminClient, tenant: httpx.Client
+@pytest.mark.parametrize(
+    ("model", "status", "code"),
+    [
+        ("early", 502, "upstream_error"),  # the connection broke
+        ("engine", 502, "upstream_error"),  # its engine died
+        ("full", 503, "overloaded"),
+        ("fault", 500, "internal_error"),  # its own answer
+    ],
+)
+def test_what_a_replica_that_gives_no_reply_becomes_where_there_is_no_other(
+    admin: AdminClient, tenant: httpx.Client, model: str, status: int, code: str
 ) -> None:
-    create(admin, "early", "early")
-    response = tenant.post(CHAT, json=chat(model="early"))
-    assert response.status_code == 502
-    assert error_of(response)["code"] == "upstream_error"
-    admin.delete_endpoint("early")
+    create(admin, model, model)
+    response = tenant.post(CHAT, json=chat(model=model))
+    assert response.status_code == status
+    assert error_of(response)["code"] == code
+    assert ("retry-after" in response.headers) == (status == 503)
+    admin.delete_endpoint(model)
+
+
+def test_a_request_that_lost_its_replica_is_tried_once_elsewhere(admin: AdminClient, tenant: httpx.Client) -> None:
+    create(admin, "pair", "fast", min_replicas=2, max_replicas=2)
+    until(lambda: len([r for r in admin.endpoint("pair").replicas if r.state == "ready"]) == 2, "two replicas")
+    addresses = [r.address for r in admin.endpoint("pair").replicas]
+    for _ in range(8):
+        assert tenant.post(CHAT, json=chat(model="pair")).status_code == 200
+    victim = httpx.get(f"http://{addresses[0]}/health").json()["pid"]
+    os.kill(victim, signal.SIGKILL)
+    for _ in range(8):
+        assert tenant.post(CHAT, json=chat(model="pair")).status_code == 200
+    admin.delete_endpoint("pair")
 
 
 def test_at_zero_without_a_hold_is_a_503_that_starts_it_all_the_same(admin: AdminClient, tenant: httpx.Client) -> None:
