@@ -7,7 +7,7 @@ SEEDS  ?= 500
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench clean
+.PHONY: help setup demo up test check format bench bench-peers clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,5 +54,9 @@ format: $(VENV)/.dev  ## format and fix what can be fixed
 bench: setup $(VENV)/.dev  ## the benchmarks, beside the peers that are installed
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+bench-peers: $(VENV)/.engine  ## install the peers into environments of their own, then run the benchmarks
+	@$(PYTHON) -m tests.bench.install
+	@$(MAKE) --no-print-directory bench
+
 clean:          ## remove the virtual environment and caches of this checkout
-	rm -rf $(VENV) .ingle .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

