@@ -28,6 +28,10 @@ class StartError(DataPlaneError):
     code = "start_failed"
     exit_code = 1
 
+    def __init__(self, message: str) -> None:
+        # names out of a broken file may hold anything, line ends and terminal codes included
+        super().__init__(" ".join("".join(char if char.isprintable() else " " for char in message).split()))
+
 
 class ModelNotFound(StartError):
     code = "model_not_found"

@@ -58,6 +58,13 @@ class Checkpoint(Protocol):
         ...
 
 
+def check_shape(spec: ModelSpec, name: str, shape: tuple[int, ...], where: str) -> None:
+    """Raises ModelUnreadable unless a weight is as large as the model's sizes say: kernels rely on it."""
+    wanted = spec.shape(name)
+    if tuple(shape) != wanted:
+        raise ModelUnreadable(f"{where} has shape {[*shape]} where its model's sizes make {[*wanted]}; fetch it again")
+
+
 def group_to_8_bits(weight: Array) -> GroupedWeight:
     """Quantize [out, in] symmetrically to 8 bits in groups of 32 (as GGML's Q8_0 does); `in` divides by 32."""
     out, width = weight.shape

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_plane.errors import ModelUnreadable, UnsupportedModel
 from data_plane.loading import gguf_blocks as blocks
-from data_plane.loading.checkpoint import GROUP, Array, GroupedWeight
+from data_plane.loading.checkpoint import GROUP, Array, GroupedWeight, check_shape
 from data_plane.loading.gguf import GGUFFile
 from data_plane.models.spec import ModelSpec, RopeSpec, require
 
@@ -63,6 +63,7 @@ class GGUFCheckpoint:
         stored = file_name(name)
         if stored not in self.file.tensors:
             raise ModelUnreadable(f"{self.file.path} lacks tensor {stored}; fetch it again")
+        check_shape(self.spec, name, self.file.tensors[stored].shape, f"{self.file.path}: tensor {stored}")
         return stored
 
     def _row_order(self, name: str) -> Array | None:

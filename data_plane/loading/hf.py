@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from data_plane.errors import ModelUnreadable, UnsupportedModel
-from data_plane.loading.checkpoint import Array, GroupedWeight
+from data_plane.loading.checkpoint import Array, GroupedWeight, check_shape
 from data_plane.loading.files import read_json
 from data_plane.models.spec import ModelSpec, RopeSpec, require
 
@@ -62,6 +62,7 @@ class HFCheckpoint:
             raise _broken(self.folder / shard, error) from error
         if not tensor.is_floating_point():
             raise UnsupportedModel(f"{self.folder / shard}: {stored} is {tensor.dtype}; only float weights are read")
+        check_shape(self.spec, name, tuple(tensor.shape), f"{self.folder / shard}: tensor {stored}")
         found: Array = (tensor if tensor.dtype == torch.float16 else tensor.float()).numpy()
         return found
 

@@ -77,6 +77,27 @@ class ModelSpec:
         if self.windows and len(self.windows) != self.num_layers:
             raise ModelUnreadable(f"{len(self.windows)} attention windows for {self.num_layers} layers")
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight, by its name in `loading.checkpoint`."""
+        part, kind = name.split(".")[-2:]
+        attention, shared = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        vectors = dict.fromkeys(("norm", "attn_norm", "mlp_norm"), self.hidden_size)
+        vectors |= dict.fromkeys(("q_norm", "k_norm"), self.head_dim)
+        if part in vectors:
+            return (vectors[part],)
+        matrices = {
+            "embed": (self.vocab_size, self.hidden_size),
+            "head": (self.vocab_size, self.hidden_size),
+            "q": (attention, self.hidden_size),
+            "k": (shared, self.hidden_size),
+            "v": (shared, self.hidden_size),
+            "o": (self.hidden_size, attention),
+            "gate": (self.intermediate_size, self.hidden_size),
+            "up": (self.intermediate_size, self.hidden_size),
+            "down": (self.hidden_size, self.intermediate_size),
+        }
+        return matrices[part] if kind == "weight" else matrices[part][:1]
+
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 

@@ -54,8 +54,9 @@ def llama_cpp(gguf: Path) -> Server | None:
         return None
 
     def command(port: int) -> list[str]:
-        return [str(python), "-m", "llama_cpp.server", "--model", str(gguf), "--model_alias", MODEL,
-                "--port", str(port), "--n_ctx", "8192", "--n_threads", str(os.cpu_count()), "--verbose", "False"]  # fmt: skip
+        options = {"model": gguf, "model_alias": MODEL, "port": port, "n_ctx": 8192, "n_threads": os.cpu_count()}
+        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return [str(python), "-m", "llama_cpp.server", *flags, "--verbose", "False"]
 
     return Server("llama.cpp", _version(python, "llama_cpp_python"), command, "/v1/models")
 
