@@ -88,6 +88,7 @@ def test_a_killed_replica_is_replaced_without_a_human(fresh: Installation) -> No
         url = create(client, "chat", "fast+child", idle_timeout=600)
         ((first, pid),) = replica_pids(fresh).items()
         os.kill(pid, signal.SIGKILL)
+        until(lambda: first not in replica_pids(fresh), "the kernel is done with it")
         with fresh.tenant(url, key) as tenant:
             assert tenant.post("/chat/completions", json=chat()).status_code == 200  # held, then answered by the next
         until(lambda: state_of(client, "chat") == "ready", "ready again")
