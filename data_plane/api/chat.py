@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 from aiohttp import web
 
 from data_plane.api.context import REPLICA, Reply, respond
+from data_plane.api.conversation import converse, read_variables
 from data_plane.api.fields import Fields
 from data_plane.api.pipeline import Delta, Prompt
 from data_plane.api.sampling import read_generation
+from data_plane.api.tools import MOST_TOOLS, read_tools
 from data_plane.engine.messages import TokenLogprob
 from data_plane.errors import RequestError
 from data_plane.text.tokenizer import TextTokenizer
+from data_plane.text.tool_calls import Call
 
 MOST_MESSAGES = 4096
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -25,31 +29,24 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     fields = Fields.parse(await request.read())
     model = fields.string("model")
     replica.check_model(model, request.headers)
-    if replica.template is None:
-        raise RequestError("this model has no chat template; use /v1/completions", param="messages")
-    _refuse_what_is_not_there(fields)
-    messages = read_messages(fields)
-    generation = read_generation(
-        fields, replica.limits, logprobs=_logprobs(fields), default_max_tokens=replica.ready.max_model_len
-    )
-    size = sum(len(message["content"]) for message in messages)
-    for message in messages:
-        replica.check_characters(message["content"], "messages")
-    template = replica.template
-    tokens = await replica.off_loop(size, lambda: template.tokens(messages))
-    replica.check_length(len(tokens), "messages")
-    reply = ChatReply(model, replica.tokenizer, generation.choices, fields.boolean("logprobs"))
-    return await respond(request, replica, reply, [Prompt(tokens)], generation)
-
-
-def _refuse_what_is_not_there(fields: Fields) -> None:
-    fields.refuse("tools", ([],), "this model's tools are not supported yet")
-    fields.refuse("tool_choice", ("none", "auto"), "tool_choice needs tools, which are not supported yet")
-    fields.refuse("functions", ([],), "functions are replaced by tools, which are not supported yet")
-    fields.refuse("function_call", ("none", "auto"), "function_call is replaced by tools, which are not supported yet")
-    fields.refuse("response_format", ({"type": "text"},), 'only response_format {"type": "text"} is supported yet')
+    for name in ("functions", "function_call"):
+        fields.refuse(name, ([], "none", "auto"), f"{name} is replaced by tools and tool_choice")
     fields.refuse("modalities", (["text"],), "this model writes text only")
     fields.refuse("audio", (), "this model writes text only")
+    messages = read_messages(fields)
+    use = read_tools(fields)
+    variables = read_variables(fields)
+    logprobs = _logprobs(fields)
+    conversation = await converse(replica, messages, use, variables, fields)
+    generation = read_generation(
+        fields,
+        replica.limits,
+        logprobs=logprobs,
+        default_max_tokens=replica.ready.max_model_len,
+        grammar=conversation.grammar,
+    )
+    reply = ChatReply(model, replica.tokenizer, generation.choices, logprobs >= 0, use.forced)
+    return await respond(request, replica, reply, [Prompt(conversation.tokens)], generation, conversation.reading)
 
 
 def _logprobs(fields: Fields) -> int:
@@ -76,13 +73,44 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
-    if message.get("tool_calls"):
-        raise RequestError(f"{where}.tool_calls is not supported yet", param=f"{where}.tool_calls")
+    calls = _past_calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else []
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is missing", param=f"{where}.content")
-    text = _text(content, f"{where}.content")
-    return {"role": "system" if role == "developer" else role, "content": text}
+    read = {"role": "system" if role == "developer" else role, "content": _text(content, f"{where}.content")}
+    if calls:
+        read["tool_calls"] = calls
+    if role == "tool":
+        id = message.get("tool_call_id")
+        if not isinstance(id, str):
+            raise RequestError(f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
+        read["tool_call_id"] = id
+    return read
+
+
+def _past_calls(value: Any, where: str) -> list[dict[str, Any]]:
+    """Earlier calls, with their arguments as the object that templates expect, or as text where they are no JSON."""
+    if not value:
+        return []
+    if not isinstance(value, list) or len(value) > MOST_TOOLS:
+        raise RequestError(f"{where} must be an array of at most {MOST_TOOLS} calls", param=where)
+    calls = []
+    for place, call in enumerate(value):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}[{place}] must hold a function with a name", param=f"{where}[{place}]")
+        arguments = function.get("arguments", "{}")
+        if not isinstance(arguments, str):
+            raise RequestError(f"{where}[{place}]: arguments must be a string", param=f"{where}[{place}]")
+        try:
+            parsed: Any = json.loads(arguments)
+        except ValueError:
+            parsed = arguments
+        calls.append(
+            {"id": str(call.get("id", "")), "type": "function",
+             "function": {"name": function["name"], "arguments": parsed}}
+        )  # fmt: skip
+    return calls
 
 
 def _text(content: Any, where: str) -> str:
@@ -105,29 +133,49 @@ def _text(content: Any, where: str) -> str:
     return "".join(texts)
 
 
+def _wire_call(call: Call) -> dict[str, Any]:
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
 class ChatReply(Reply):
     """Chat's wire shapes."""
 
     operation = "chat"
 
-    def __init__(self, model: str, tokenizer: TextTokenizer, choices: int, logprobs: bool) -> None:
+    def __init__(self, model: str, tokenizer: TextTokenizer, choices: int, logprobs: bool, calls_only: bool) -> None:
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
         self._choices = choices
         self._logprobs = logprobs
+        self._calls = [0] * choices
+        self._first_content = None if calls_only else ""
 
     def opening(self) -> list[dict[str, Any]]:
         return [
-            self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None)
+            self._chunk(index, {"role": "assistant", "content": self._first_content, "refusal": None}, None, None)
             for index in range(self._choices)
         ]
 
     def chunk(self, delta: Delta) -> dict[str, Any] | None:
         logprobs = self._entries(delta.logprobs) if self._logprobs and delta.logprobs else None
-        if not delta.text and delta.finish is None and logprobs is None:
+        content: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        if delta.reasoning:
+            content["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            content["tool_calls"] = [
+                {"index": self._next_call(delta.index), **_wire_call(call)} for call in delta.calls
+            ]
+        if not content and delta.finish is None and logprobs is None:
             return None
-        content = {"content": delta.text} if delta.text else {}
         return self._chunk(delta.index, content, delta.finish, logprobs)
+
+    def _next_call(self, choice: int) -> int:
+        self._calls[choice] += 1
+        return self._calls[choice] - 1
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None, logprobs: list[dict[str, Any]] | None
@@ -148,14 +196,17 @@ class ChatReply(Reply):
         for index in range(self._choices):
             own = [delta for delta in deltas if delta.index == index]
             entries = [entry for delta in own for entry in self._entries(delta.logprobs)] if self._logprobs else None
+            text = "".join(delta.text for delta in own)
+            calls = [_wire_call(call) for delta in own for call in delta.calls]
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if calls:
+                message |= {"content": text or None, "tool_calls": calls}
+            if reasoning := "".join(delta.reasoning for delta in own):
+                message["reasoning_content"] = reasoning
             choices.append(
                 {
                     "index": index,
-                    "message": {
-                        "role": "assistant",
-                        "content": "".join(delta.text for delta in own),
-                        "refusal": None,
-                    },
+                    "message": message,
                     "logprobs": None if entries is None else {"content": entries, "refusal": None},
                     "finish_reason": own[-1].finish,
                 }

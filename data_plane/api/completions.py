@@ -12,12 +12,14 @@ from data_plane.api.context import REPLICA, Replica, Reply, respond
 from data_plane.api.fields import Fields
 from data_plane.api.pipeline import Delta, Prompt
 from data_plane.api.sampling import MOST_CHOICES, check_token, read_generation
+from data_plane.api.tools import constrained, read_grammar
 from data_plane.engine.messages import TokenLogprob
 from data_plane.errors import RequestError
 from data_plane.text.tokenizer import TextTokenizer
 
 _DEFAULT_MAX_TOKENS = 16
 _MOST_PROMPTS = 256
+_ALWAYS = 1 << 30
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -35,6 +37,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         replica.limits,
         logprobs=-1 if logprobs is None else logprobs,
         default_max_tokens=min(_DEFAULT_MAX_TOKENS, replica.ready.max_model_len),
+        grammar=await replica.off_loop(_ALWAYS, lambda: read_grammar(fields)) if constrained(fields) else "",
     )
     best_of = fields.integer("best_of", generation.choices, 1, MOST_CHOICES)
     if best_of != generation.choices:

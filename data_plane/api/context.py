@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from data_plane.api.pipeline import Delta, Prompt, generate
+from data_plane.api.pipeline import Delta, Prompt, Reading, generate
 from data_plane.api.sampling import Generation, ModelLimits
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient
@@ -24,6 +24,7 @@ from data_plane.text.tokenizer import TextTokenizer
 
 T = TypeVar("T")
 _SHORT_TEXT = 2000
+PLAIN = Reading()
 
 
 @dataclass
@@ -103,7 +104,12 @@ class Reply:
 
 
 async def respond(
-    request: web.Request, replica: Replica, reply: Reply, prompts: list[Prompt], generation: Generation
+    request: web.Request,
+    replica: Replica,
+    reply: Reply,
+    prompts: list[Prompt],
+    generation: Generation,
+    reading: Reading = PLAIN,
 ) -> web.StreamResponse:
     """Generate and write the reply, streamed or plain; account for it however it ends."""
     received = request["received_at"]
@@ -114,6 +120,7 @@ async def respond(
         max_model_len=replica.ready.max_model_len,
         salt=request.headers.get("x-ingle-cache-salt", "").encode(),
         clock=asyncio.get_running_loop(),
+        reading=reading,
     )  # fmt: skip
     try:
         if generation.stream:

@@ -1,6 +1,7 @@
 """The one way from engine outputs to text, for streams and plain replies alike.
 
-bytes → UTF-8 hold-back → stop hold-back → delta. A plain reply is the join of the deltas that a stream would send.
+bytes → UTF-8 hold-back → stop hold-back → reasoning → tool calls → delta. A plain reply is the join of the deltas that
+a stream would send.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from data_plane.engine.client import EngineClient
 from data_plane.engine.messages import Output, TokenLogprob
 from data_plane.errors import RequestError
 from data_plane.text.detokenizer import Detokenizer
+from data_plane.text.grammars import MOST_CALLS
+from data_plane.text.reasoning import ReasoningSplitter
 from data_plane.text.stop import StopMatcher
 from data_plane.text.tokenizer import TextTokenizer
+from data_plane.text.tool_calls import Call, Dialect, ToolCallParser
 
 _numbers = itertools.count()
 
@@ -29,6 +33,20 @@ class Delta:
     text: str
     logprobs: list[TokenLogprob]
     finish: str | None
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a reply's text is to be understood. `shown`: control tokens that mark calls, with their spelling."""
+
+    dialect: Dialect | None = None
+    tools: frozenset[str] = frozenset()
+    most_calls: int = MOST_CALLS
+    reasons: bool = False
+    begins_inside: bool = False
+    shown: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,10 +69,14 @@ class Usage:
 
 
 class _Choice:
-    def __init__(self, index: int, tokenizer: TextTokenizer, generation: Generation) -> None:
+    def __init__(self, index: int, tokenizer: TextTokenizer, generation: Generation, reading: Reading) -> None:
         self.index = index
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, reading.shown)
         self._stops = StopMatcher(generation.stops)
+        self._reasoning = ReasoningSplitter(reading.begins_inside) if reading.reasons else None
+        self._tools = (
+            ToolCallParser(reading.dialect, reading.tools, reading.most_calls) if reading.dialect is not None else None
+        )
 
     def feed(self, output: Output) -> Delta:
         text = "".join(self._stops.feed(self._detokenizer.feed(token)) for token in output.tokens)
@@ -63,7 +85,29 @@ class _Choice:
             finish = "stop"
         elif finish is not None:
             text += self._stops.finish()
-        return Delta(self.index, text, output.logprobs or [], finish)
+        reasoning, answer = self._split(text, finish is not None)
+        answer, calls = self._parse(answer, finish is not None)
+        if finish == "stop" and self._tools is not None and self._tools.calls:
+            finish = "tool_calls"
+        return Delta(self.index, answer, output.logprobs or [], finish, reasoning, tuple(calls))
+
+    def _split(self, text: str, last: bool) -> tuple[str, str]:
+        if self._reasoning is None:
+            return "", text
+        reasoning, answer = self._reasoning.feed(text)
+        if last:
+            more, rest = self._reasoning.finish()
+            return reasoning + more, answer + rest
+        return reasoning, answer
+
+    def _parse(self, text: str, last: bool) -> tuple[str, list[Call]]:
+        if self._tools is None:
+            return text, []
+        shown, calls = self._tools.feed(text)
+        if last:
+            rest, more = self._tools.finish()
+            return shown + rest, calls + more
+        return shown, calls
 
 
 @dataclass
@@ -87,6 +131,7 @@ async def generate(
     max_model_len: int,
     salt: bytes,
     clock: asyncio.AbstractEventLoop,
+    reading: Reading,
 ) -> AsyncGenerator[Delta]:
     """Run every choice of every prompt; yield deltas as they come, until each choice has finished.
 
@@ -101,7 +146,7 @@ async def generate(
             room = max_model_len - len(prompt.tokens)
             for choice in range(generation.choices):
                 index = prompt.first_index + choice
-                choices[index] = _Choice(index, tokenizer, generation)
+                choices[index] = _Choice(index, tokenizer, generation, reading)
                 ids[index] = f"{next(_numbers)}"
                 engine.submit(
                     ids[index], prompt.tokens, generation.for_choice(choice, room), salt,

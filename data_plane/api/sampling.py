@@ -47,7 +47,9 @@ class Generation:
         return msgspec.structs.replace(self.params, choice=choice, max_tokens=cut)
 
 
-def read_generation(fields: Fields, limits: ModelLimits, *, logprobs: int, default_max_tokens: int) -> Generation:
+def read_generation(
+    fields: Fields, limits: ModelLimits, *, logprobs: int, default_max_tokens: int, grammar: str = ""
+) -> Generation:
     """Raises RequestError naming the first field that is off. `logprobs`: how many alternatives, -1 for none."""
     temperature = fields.number("temperature", 1.0, 0.0, 2.0)
     seed = fields.optional_integer("seed", -_INT64, _INT64 - 1)
@@ -66,6 +68,7 @@ def read_generation(fields: Fields, limits: ModelLimits, *, logprobs: int, defau
         stop_token_ids=_stop_token_ids(fields, limits),
         ignore_eos=fields.boolean("ignore_eos"),
         logit_bias=_logit_bias(fields, limits),
+        grammar=grammar,
     )
     return Generation(
         params=params,

@@ -26,8 +26,7 @@ from data_plane.engine.client import EngineClient, start_process
 from data_plane.errors import DataPlaneError, EngineDied, InvalidArgument, PortInUse, RequestError
 from data_plane.loading.sources import resolve
 from data_plane.observe import Telemetry
-from data_plane.text.chat_template import ChatTemplate, compile_template, source_in_folder
-from data_plane.text.tokenizer import TextTokenizer, from_folder, from_gguf
+from data_plane.text.load import load_text
 
 _AFTERLIFE_S = 3.0
 _OPEN_PATHS = ("/health", "/")
@@ -68,18 +67,6 @@ def _bind(config: ServeConfig) -> socket.socket:
             ) from error
         raise InvalidArgument(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
     return listener
-
-
-def load_text(path: Path) -> tuple[TextTokenizer, ChatTemplate | None]:
-    """Tokenizer and chat template of a model, without its weights."""
-    if path.is_dir():
-        tokenizer, source = from_folder(path), source_in_folder(path)
-    else:
-        from data_plane.loading.gguf import GGUFFile
-
-        fields = GGUFFile(path).fields
-        tokenizer, source = from_gguf(fields, path), fields.get("tokenizer.chat_template")
-    return tokenizer, compile_template(source, tokenizer) if source else None
 
 
 async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start: EngineStart, started: float) -> int:

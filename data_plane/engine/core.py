@@ -27,6 +27,7 @@ from data_plane.engine.request import Sequence
 from data_plane.engine.scheduler import Scheduled, Scheduler
 
 IDLE_TICK_S = 0.5
+COMPILE_TICK_S = 0.002
 _MOST_FAILURES = 20
 
 
@@ -38,6 +39,7 @@ class EngineCore:
         self.scheduler = Scheduler(self.pool, loaded.limits)
         self.counters = Counters()
         self._runner = loaded.runner
+        self._grammars = loaded.grammars
         self._eos = frozenset(loaded.spec.eos_token_ids)
         self._max_len = loaded.max_model_len
         self._failures_in_a_row = 0
@@ -45,26 +47,43 @@ class EngineCore:
     def run(self, socket: EngineSocket) -> None:
         """Serve until told to stop or the other side is gone."""
         while True:
-            busy = self.scheduler.has_work
-            messages = socket.receive(timeout_s=0.0 if busy else IDLE_TICK_S)
+            idle = COMPILE_TICK_S if self._grammars.pending else IDLE_TICK_S
+            messages = socket.receive(timeout_s=0.0 if self.scheduler.has_work else idle)
             if messages is None or not self.handle(messages):
                 return
-            replies: list[FromEngine] = list(self.step()) if self.scheduler.has_work else [self._progress(0.0, [])]
-            if not socket.send(replies):
+            if not socket.send(self.turn()):
                 return
+
+    def turn(self) -> list[FromEngine]:
+        """Admit what has been compiled, then one step if there is work; always says how things are."""
+        refused = self._admit_compiled()
+        return [*refused, *(self.step() if self.scheduler.has_work else [self._progress(0.0, [])])]
+
+    def _admit_compiled(self) -> list[FromEngine]:
+        refused: list[FromEngine] = []
+        for seq, reason in self._grammars.ready():
+            if reason:
+                refused.append(Output(seq.id, [], "error", error=reason))
+            else:
+                self.scheduler.add(seq)
+        return refused
 
     def handle(self, messages: list[ToEngine]) -> bool:
         """Take in what arrived. False to stop."""
         for message in messages:
             if isinstance(message, Add):
-                self.scheduler.add(
-                    Sequence(message.id, list(message.prompt), len(message.prompt), message.params, message.salt)
-                )
+                seq = Sequence(message.id, list(message.prompt), len(message.prompt), message.params, message.salt)
+                if message.params.grammar:
+                    self._grammars.compile(seq)
+                else:
+                    self.scheduler.add(seq)
             elif isinstance(message, Abort):
                 for id in message.ids:
-                    seq = self.scheduler.get(id)
-                    if seq is not None:
-                        self.scheduler.finish(seq)
+                    if self._grammars.forget(id):
+                        continue
+                    live = self.scheduler.get(id)
+                    if live is not None:
+                        self.scheduler.finish(live)
             elif isinstance(message, Stop):
                 return False
         return True
@@ -108,12 +127,19 @@ class EngineCore:
             [logprob] if logprob is not None else None,
             seq.cached_tokens if first else 0,
             seq.scheduled_at if first else 0.0,
+            "the grammar failed" if finish == "error" else "",
         )
 
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
         params = seq.params
         if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
             return "stop"
+        if seq.matcher is not None:
+            seq.matcher.consume_token(token)
+            if seq.matcher.is_error():
+                return "error"
+            if seq.matcher.is_stopped():
+                return "stop"
         if seq.num_generated >= params.max_tokens or seq.num_tokens >= self._max_len:
             return "length"
         return None
@@ -141,7 +167,7 @@ class EngineCore:
         counters.prefix_queries = self.scheduler.prefix_queries
         return Progress(
             running=len(self.scheduler.running),
-            waiting=self.scheduler.num_waiting,
+            waiting=self.scheduler.num_waiting + self._grammars.pending,
             blocks_used=self.pool.num_used,
             blocks_cached=self.pool.num_cached,
             step_s=seconds,

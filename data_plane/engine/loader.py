@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_plane import log
 from data_plane.config import EngineConfig
+from data_plane.engine.grammar import Grammars
 from data_plane.engine.runner import Runner
 from data_plane.engine.scheduler import SchedulerLimits
 from data_plane.errors import InvalidArgument, NotEnoughMemory
@@ -29,6 +30,7 @@ class Loaded:
     """What the step loop runs on. `phases`: seconds by name."""
 
     runner: Runner
+    grammars: Grammars
     limits: SchedulerLimits
     spec: ModelSpec
     device: str
@@ -43,7 +45,8 @@ def load(config: EngineConfig) -> Loaded:
     """Load the model. Raises a StartError that says what to do."""
     started = time.monotonic()
     device = _device(config)
-    checkpoint = open_checkpoint(resolve(config.model))
+    path = resolve(config.model)
+    checkpoint = open_checkpoint(path)
     check_family(checkpoint)
     spec = checkpoint.spec
     max_model_len = _context(config, spec)
@@ -58,8 +61,10 @@ def load(config: EngineConfig) -> Loaded:
             model, kernels = _torch_model(config, checkpoint, precision, device, max_model_len)
         num_blocks = _num_blocks(config, model, device, max_model_len)
         max_model_len = min(max_model_len, num_blocks * config.block_size)
+        grammars = Grammars(path, spec.vocab_size, spec.eos_token_ids)
         runner = Runner(
             model,
+            grammars,
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
@@ -79,7 +84,7 @@ def load(config: EngineConfig) -> Loaded:
         prefix_cache=config.prefix_cache,
     )
     phases = {"open": opened - started, "load": time.monotonic() - opened}
-    return Loaded(runner, limits, spec, device, precision, kernels, max_model_len, num_blocks, phases)
+    return Loaded(runner, grammars, limits, spec, device, precision, kernels, max_model_len, num_blocks, phases)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -33,6 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
+    grammar: str = ""
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", array_like=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from data_plane.engine.messages import SamplingParams
 
@@ -14,7 +15,7 @@ class Sequence:
     """`num_computed` tokens have their keys and values in `blocks`; the scheduler chases `len(tokens)`.
 
     tokens: the prompt, then what was generated. blocks: ids of cache blocks in order. hashes: the chain over full
-    blocks, as far as it was asked for.
+    blocks, as far as it was asked for. matcher: llguidance's state of a constrained reply.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Sequence:
     row: int = -1
     published: int = 0
     reported: bool = False
+    matcher: Any = None
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
 

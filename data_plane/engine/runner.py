@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from data_plane.engine.grammar import Grammars
 from data_plane.engine.messages import TokenLogprob
 from data_plane.engine.sampler import sample
 from data_plane.engine.scheduler import Scheduled
@@ -17,8 +18,11 @@ class Runner:
     Cache memory that was never written is never read.
     """
 
-    def __init__(self, model: Model, *, num_blocks: int, block_size: int, max_num_seqs: int, max_len: int) -> None:
+    def __init__(
+        self, model: Model, grammars: Grammars, *, num_blocks: int, block_size: int, max_num_seqs: int, max_len: int
+    ) -> None:
         self._model = model
+        self._grammars = grammars
         self._block_size = block_size
         self.kv = model.new_cache(num_blocks, block_size)
         self._tables = np.zeros((max_num_seqs, -(-max_len // block_size)), np.int32)
@@ -31,10 +35,12 @@ class Runner:
     def run(self, plan: list[Scheduled]) -> dict[str, tuple[int, TokenLogprob | None]]:
         """One forward pass. Returns the sampled token of each sequence whose last token ran, by id."""
         sampling = [item.seq for item in plan if item.samples]
+        masks = self._grammars.begin_masks(sampling)
         logits = self._model(self._batch(plan), self.kv)
         if not sampling:
             return {}
-        tokens, logprobs = sample(logits, sampling, self._model.draw)
+        allowed = {row: mask.result() for row, mask in masks.items()}
+        tokens, logprobs = sample(logits, sampling, self._model.draw, allowed)
         return {seq.id: pair for seq, *pair in zip(sampling, tokens, logprobs, strict=True)}  # type: ignore[misc]
 
     def bytes_moved(self, plan: list[Scheduled]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from data_plane.engine.grammar import apply_mask
 from data_plane.engine.messages import TokenLogprob
 from data_plane.engine.request import Sequence
 from kernels.sampling import Draws
@@ -32,13 +33,21 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def sample(
-    logits: Array, seqs: list[Sequence], draw: Callable[[Array, Draws], list[int]]
+    logits: Array,
+    seqs: list[Sequence],
+    draw: Callable[[Array, Draws], list[int]],
+    masks: dict[int, bytes] | None = None,
 ) -> tuple[list[int], list[TokenLogprob | None]]:
-    """Choose a token for each sequence. logits: float32 [R, V], row i belongs to seqs[i]; may be overwritten."""
+    """Choose a token for each sequence. logits: float32 [R, V], row i belongs to seqs[i]; may be overwritten.
+
+    masks: for constrained rows, a bit a token (see `grammar.apply_mask`).
+    """
     wanted = [row for row, seq in enumerate(seqs) if seq.params.logprobs >= 0]
     raw = {row: _log_softmax(logits[row]) for row in wanted}
     for row, seq in enumerate(seqs):
         _adjust(logits[row], seq)
+    for row, mask in (masks or {}).items():
+        apply_mask(logits[row], mask)
     tokens = draw(logits, _draws(seqs))
     logprobs: list[TokenLogprob | None] = [None] * len(seqs)
     for row in wanted:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data_plane.errors import ModelUnreadable, RequestError
 from data_plane.loading.files import read_json
 from data_plane.text.tokenizer import TextTokenizer
+from data_plane.text.tool_calls import Dialect, dialect_of
 
 _MOST_RENDERED = 32 << 20
 
@@ -55,10 +57,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A compiled template and the tokenizer that it writes for."""
+    """A compiled template and the tokenizer that it writes for. `variables`: the names that the template reads."""
 
     template: jinja2.Template
     tokenizer: TextTokenizer
+    variables: frozenset[str]
+    dialect: Dialect
+
+    @property
+    def knows_tools(self) -> bool:
+        return "tools" in self.variables
 
     def tokens(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **variables: Any
@@ -141,7 +149,10 @@ class _Mark:
 def compile_template(source: str, tokenizer: TextTokenizer) -> ChatTemplate:
     """Raises ModelUnreadable when the template does not parse."""
     try:
-        return ChatTemplate(_environment().from_string(source), tokenizer)
+        environment = _environment()
+        variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        dialect = dialect_of(source, "tools" in variables)
+        return ChatTemplate(environment.from_string(source), tokenizer, variables, dialect)
     except jinja2.TemplateError as error:
         raise ModelUnreadable(f"the model's chat template does not parse: {error}") from error
 

@@ -14,13 +14,15 @@ class Detokenizer:
     that the end cuts short is dropped.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, shown: dict[int, bytes] | None = None) -> None:
+        """shown: control tokens that are to be seen, with how they are spelled."""
         self._bytes_of = tokenizer.bytes_of
+        self._shown = shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.strips_first_space
 
     def feed(self, token_id: int) -> str:
-        text = self._decoder.decode(self._bytes_of(token_id))
+        text = self._decoder.decode(self._shown.get(token_id) or self._bytes_of(token_id))
         if self._drop_space and text:
             self._drop_space = False
             return text.removeprefix(" ")

@@ -1,0 +1,126 @@
+"""From messages and tools to prompt tokens, and to how the reply will be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from data_plane.api.context import Replica
+from data_plane.api.fields import Fields
+from data_plane.api.pipeline import Reading
+from data_plane.api.tools import ToolUse, calls_grammar, constrained, read_grammar
+from data_plane.errors import RequestError
+from data_plane.text import reasoning, tool_calls
+from data_plane.text.chat_template import ChatTemplate
+from data_plane.text.grammars import MOST_CALLS
+
+_MOST_VARIABLES = 16
+
+
+@dataclass(frozen=True)
+class Conversation:
+    tokens: list[int]
+    reading: Reading
+    grammar: str
+
+
+def read_variables(fields: Fields) -> dict[str, Any]:
+    """What a template may be told besides messages: `reasoning_effort`, and `chat_template_kwargs` as an extension."""
+    value = fields.raw("chat_template_kwargs")
+    if value is not None and (not isinstance(value, dict) or len(value) > _MOST_VARIABLES):
+        raise RequestError(
+            f"chat_template_kwargs must be an object of at most {_MOST_VARIABLES} entries", param="chat_template_kwargs"
+        )
+    variables = dict(value or {})
+    for name, item in variables.items():
+        if not isinstance(item, bool | int | float | str):
+            raise RequestError(
+                f"chat_template_kwargs.{name} must be a string, number or boolean", param="chat_template_kwargs"
+            )
+    effort = fields.raw("reasoning_effort")
+    if effort is not None:
+        if effort not in ("none", "minimal", "low", "medium", "high", "xhigh"):
+            raise RequestError("reasoning_effort must be none, minimal, low, medium, high or xhigh",
+                               param="reasoning_effort")  # fmt: skip
+        variables.setdefault("reasoning_effort", effort)
+        variables.setdefault("enable_thinking", effort != "none")
+    return variables
+
+
+async def converse(
+    replica: Replica,
+    messages: list[dict[str, Any]],
+    use: ToolUse,
+    variables: dict[str, Any],
+    fields: Fields,
+) -> Conversation:
+    """Render, tokenize and check the conversation; compile what binds the reply. Long work runs off the event loop."""
+    template = replica.template
+    if template is None:
+        raise RequestError("this model has no chat template; use /v1/completions", param="messages")
+    shown = _shown(messages, use, template)
+    known = {name: value for name, value in variables.items() if name in template.variables}
+    size = 0
+    for message in shown:
+        replica.check_characters(message["content"], "messages")
+        size += len(message["content"])
+    tools = use.as_tools() if use.active and template.knows_tools else None
+
+    def prepare() -> tuple[list[int], str]:
+        tokens = template.tokens(shown, tools=tools, **known)
+        replica.check_length(len(tokens), "messages")
+        if use.forced:
+            if constrained(fields) and fields.raw("response_format") != {"type": "text"}:
+                raise RequestError("response_format and a forced tool call exclude each other", param="response_format")
+            return tokens, calls_grammar(use, template.dialect, _control(template, template.dialect.opening))
+        return tokens, read_grammar(fields) if constrained(fields) else ""
+
+    heavy = use.forced or constrained(fields)
+    tokens, grammar = await replica.off_loop(1 << 30 if heavy else size, prepare)
+    return Conversation(tokens, _reading(replica, template, use, tokens), grammar)
+
+
+def _control(template: ChatTemplate, text: str) -> int | None:
+    """The id of a mark that is one control token, which no grammar can spell."""
+    return template.tokenizer.id_of(text) if text in template.tokenizer.tokens.control else None
+
+
+def _reading(replica: Replica, template: ChatTemplate, use: ToolUse, prompt: list[int]) -> Reading:
+    tokenizer = replica.tokenizer
+    opening = tokenizer.id_of(reasoning.OPEN)
+    inside = opening is not None and opening in prompt[-3:]
+    reasons = opening is not None and not use.forced
+    if not use.active:
+        return Reading(reasons=reasons, begins_inside=inside)
+    dialect = template.dialect
+    mark = _control(template, dialect.opening)
+    return Reading(
+        dialect=dialect,
+        tools=use.names,
+        most_calls=MOST_CALLS if use.parallel else 1,
+        reasons=reasons,
+        begins_inside=inside,
+        shown={} if mark is None else {mark: dialect.opening.encode()},
+    )
+
+
+def _shown(messages: list[dict[str, Any]], use: ToolUse, template: ChatTemplate) -> list[dict[str, Any]]:
+    """The messages as the template can show them: one that knows no tools gets them, calls and results as text."""
+    if template.knows_tools:
+        return messages
+    shown = [_as_text(message) for message in messages]
+    if use.active:
+        told = tool_calls.describe(use.functions, use.forced)
+        if shown[0]["role"] == "system":
+            shown[0] = {"role": "system", "content": f"{shown[0]['content']}\n\n{told}"}
+        else:
+            shown.insert(0, {"role": "system", "content": told})
+    return shown
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>{content}</tool_response>"}
+    calls = [tool_calls.written(**call["function"]) for call in message.get("tool_calls", [])]
+    return {"role": message["role"], "content": "\n".join([part for part in (content, *calls) if part])}
