@@ -13,12 +13,12 @@ class ReasoningSplitter:
     def __init__(self, inside: bool) -> None:
         self._inside = inside
         self._begun = inside
-        self._done = False
+        self._done = self._trims = False
         self._tail = ""
 
     def feed(self, text: str) -> tuple[str, str]:
         if self._done:
-            return "", text
+            return "", self._answer(text)
         self._tail += text
         if not self._begun:
             stripped = self._tail.lstrip()
@@ -32,15 +32,22 @@ class ReasoningSplitter:
         at = self._tail.find(CLOSE)
         if at >= 0:
             reasoning = self._take(at)
-            self._tail = self._tail[len(CLOSE) :].lstrip("\n")
-            self._done = True
-            return reasoning, self._take(len(self._tail))
+            self._tail = self._tail[len(CLOSE) :]
+            self._done = self._trims = True
+            return reasoning, self._answer(self._take(len(self._tail)))
         return self._take(len(self._tail) - overlap(self._tail, CLOSE)), ""
 
     def finish(self) -> tuple[str, str]:
         """What was held back, once no mark can complete."""
         rest, self._tail = self._tail, ""
         return (rest, "") if self._inside and not self._done else ("", rest)
+
+    def _answer(self, text: str) -> str:
+        # newlines between the mark and the answer are layout
+        if self._trims:
+            text = text.lstrip("\n")
+            self._trims = not text
+        return text
 
     def _take(self, count: int) -> str:
         taken, self._tail = self._tail[:count], self._tail[count:]

@@ -67,7 +67,7 @@ class ToolCallParser:
         self._held: list[str] = []
         self._inside = False
         self._tail = ""
-        self._begun = False
+        self._begun = self._after_call = False
         self.calls = 0
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
@@ -80,7 +80,7 @@ class ToolCallParser:
             self._advance(shown, calls)
             if len(self._tail) == before:
                 break
-        return self._visible("".join(shown)), calls
+        return "".join(shown), calls
 
     def finish(self) -> tuple[str, list[Call]]:
         """The end of the reply: what is still held becomes a call or text."""
@@ -113,6 +113,7 @@ class ToolCallParser:
             found = self._calls(body)
             if found:
                 calls += self._count(found)
+                self._after_call = True
             else:
                 shown.append(dialect.opening + body + dialect.closing)
             return
@@ -129,10 +130,10 @@ class ToolCallParser:
         at = self._tail.find(dialect.opening)
         if at < 0:
             keep = overlap(self._tail, dialect.opening)
-            shown.append(self._tail[: len(self._tail) - keep])
+            shown.append(self._visible(self._tail[: len(self._tail) - keep]))
             self._tail = self._tail[len(self._tail) - keep :]
             return
-        shown.append(self._tail[:at])
+        shown.append(self._visible(self._tail[:at]))
         self._tail = self._tail[at + len(dialect.opening) :]
         self._inside = True
 
@@ -144,8 +145,11 @@ class ToolCallParser:
         return "" if self._dialect.bare else self._dialect.opening
 
     def _visible(self, text: str) -> str:
-        # white space between and after calls is layout, not text
-        return "" if self.calls and not text.strip() else text
+        # white space right after a call is layout, not text
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        return text
 
     def _count(self, calls: list[Call]) -> list[Call]:
         kept = calls[: self._left]

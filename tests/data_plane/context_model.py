@@ -7,10 +7,12 @@ table, a slot, a position or a reused block changes the text from there on, and 
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_plane.engine.grammar import Grammars
 from data_plane.engine.loader import Loaded
 from data_plane.engine.runner import Runner
 from data_plane.engine.scheduler import SchedulerLimits
@@ -82,11 +84,18 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 def load_context_model(*, tokens: int = 4096, **limits: Any) -> Loaded:
     settings = {"max_num_seqs": 16, "max_batched_tokens": 96, "prefill_chunk": 32, **limits}
     model = ContextModel()
+    grammars = Grammars(Path("unused.gguf"), model.spec.vocab_size, model.spec.eos_token_ids)
     runner = Runner(
-        model, num_blocks=tokens // BLOCK, block_size=BLOCK, max_num_seqs=settings["max_num_seqs"], max_len=tokens
+        model,
+        grammars,
+        num_blocks=tokens // BLOCK,
+        block_size=BLOCK,
+        max_num_seqs=settings["max_num_seqs"],
+        max_len=tokens,
     )
     return Loaded(
         runner=runner,
+        grammars=grammars,
         limits=SchedulerLimits(block_size=BLOCK, **settings),
         spec=model.spec,
         device="cpu",
