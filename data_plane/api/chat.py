@@ -13,8 +13,8 @@ from data_plane.api.context import REPLICA, Reply, respond
 from data_plane.api.conversation import converse, read_variables
 from data_plane.api.fields import Fields
 from data_plane.api.pipeline import Delta, Prompt
-from data_plane.api.sampling import read_generation
-from data_plane.api.tools import MOST_TOOLS, read_tools
+from data_plane.api.sampling import Generation, read_generation
+from data_plane.api.tools import MOST_TOOLS, constrained, read_grammar, read_tools
 from data_plane.engine.messages import TokenLogprob
 from data_plane.errors import RequestError
 from data_plane.text.tokenizer import TextTokenizer
@@ -37,7 +37,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     use = read_tools(fields)
     variables = read_variables(fields)
     logprobs = _logprobs(fields)
-    conversation = await converse(replica, messages, use, variables, fields)
+    bound = (lambda: read_grammar(fields)) if constrained(fields) else None
+    conversation = await converse(replica, messages, use, variables, bound, "response_format", "messages")
     generation = read_generation(
         fields,
         replica.limits,
@@ -45,7 +46,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         default_max_tokens=replica.ready.max_model_len,
         grammar=conversation.grammar,
     )
-    reply = ChatReply(model, replica.tokenizer, generation.choices, logprobs >= 0, use.forced)
+    reply = ChatReply(model, replica.tokenizer, generation, logprobs >= 0, use.forced)
     return await respond(request, replica, reply, [Prompt(conversation.tokens)], generation, conversation.reading)
 
 
@@ -77,7 +78,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is missing", param=f"{where}.content")
-    read = {"role": "system" if role == "developer" else role, "content": _text(content, f"{where}.content")}
+    read = {"role": "system" if role == "developer" else role, "content": text_of(content, f"{where}.content")}
     if calls:
         read["tool_calls"] = calls
     if role == "tool":
@@ -113,7 +114,8 @@ def _past_calls(value: Any, where: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _text(content: Any, where: str) -> str:
+def text_of(content: Any, where: str, kinds: tuple[str, ...] = ("text", "refusal")) -> str:
+    """A string, or the join of text parts; null is empty."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -123,10 +125,10 @@ def _text(content: Any, where: str) -> str:
     texts = []
     for place, part in enumerate(content):
         at = f"{where}[{place}]"
-        if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+        if not isinstance(part, dict) or part.get("type") not in kinds:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise RequestError(f"{at}: this model takes text parts only, not {kind!r}", param=at)
-        text = part.get(part["type"])
+        text = part.get("refusal" if part["type"] == "refusal" else "text")
         if not isinstance(text, str):
             raise RequestError(f"{at}.text must be a string", param=f"{at}.text")
         texts.append(text)
@@ -146,12 +148,15 @@ class ChatReply(Reply):
 
     operation = "chat"
 
-    def __init__(self, model: str, tokenizer: TextTokenizer, choices: int, logprobs: bool, calls_only: bool) -> None:
+    def __init__(
+        self, model: str, tokenizer: TextTokenizer, generation: Generation, logprobs: bool, calls_only: bool
+    ) -> None:
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
-        self._choices = choices
+        self._choices = generation.choices
+        self._include_usage = generation.include_usage
         self._logprobs = logprobs
-        self._calls = [0] * choices
+        self._calls = [0] * generation.choices
         self._first_content = None if calls_only else ""
 
     def opening(self) -> list[dict[str, Any]]:
@@ -160,7 +165,7 @@ class ChatReply(Reply):
             for index in range(self._choices)
         ]
 
-    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         logprobs = self._entries(delta.logprobs) if self._logprobs and delta.logprobs else None
         content: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if delta.reasoning:
@@ -170,8 +175,8 @@ class ChatReply(Reply):
                 {"index": self._next_call(delta.index), **_wire_call(call)} for call in delta.calls
             ]
         if not content and delta.finish is None and logprobs is None:
-            return None
-        return self._chunk(delta.index, content, delta.finish, logprobs)
+            return []
+        return [self._chunk(delta.index, content, delta.finish, logprobs)]
 
     def _next_call(self, choice: int) -> int:
         self._calls[choice] += 1
@@ -186,12 +191,16 @@ class ChatReply(Reply):
             "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
             "finish_reason": finish,
         }
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        return self._framed([choice], None)
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+    def _framed(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        frame = {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        return {**frame, "usage": usage} if self._include_usage else frame
 
-    def body(self, deltas: list[Delta]) -> dict[str, Any]:
+    def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [self._framed([], usage)] if self._include_usage else []
+
+    def body(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for index in range(self._choices):
             own = [delta for delta in deltas if delta.index == index]
@@ -211,7 +220,7 @@ class ChatReply(Reply):
                     "finish_reason": own[-1].finish,
                 }
             )
-        return {**self._head, "object": "chat.completion", "choices": choices}
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
 
     def _entries(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
         def entry(token: int, logprob: float) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from aiohttp import web
 
-from data_plane.api.context import REPLICA, Replica, Reply, respond
+from data_plane.api.context import ALWAYS, REPLICA, Replica, Reply, respond
 from data_plane.api.fields import Fields
 from data_plane.api.pipeline import Delta, Prompt
-from data_plane.api.sampling import MOST_CHOICES, check_token, read_generation
+from data_plane.api.sampling import MOST_CHOICES, Generation, check_token, read_generation
 from data_plane.api.tools import constrained, read_grammar
 from data_plane.engine.messages import TokenLogprob
 from data_plane.errors import RequestError
@@ -19,7 +19,6 @@ from data_plane.text.tokenizer import TextTokenizer
 
 _DEFAULT_MAX_TOKENS = 16
 _MOST_PROMPTS = 256
-_ALWAYS = 1 << 30
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -37,7 +36,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         replica.limits,
         logprobs=-1 if logprobs is None else logprobs,
         default_max_tokens=min(_DEFAULT_MAX_TOKENS, replica.ready.max_model_len),
-        grammar=await replica.off_loop(_ALWAYS, lambda: read_grammar(fields)) if constrained(fields) else "",
+        grammar=await replica.off_loop(ALWAYS, lambda: read_grammar(fields)) if constrained(fields) else "",
     )
     best_of = fields.integer("best_of", generation.choices, 1, MOST_CHOICES)
     if best_of != generation.choices:
@@ -47,7 +46,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         raise RequestError(f"prompts times n must be at most {MOST_CHOICES}", param="n")
     for place, prompt in enumerate(prompts):
         prompt.first_index = place * generation.choices
-    reply = CompletionReply(model, replica.tokenizer, prompts, generation.choices, echo, logprobs is not None)
+    reply = CompletionReply(model, replica.tokenizer, prompts, generation, echo, logprobs is not None)
     return await respond(request, replica, reply, prompts, generation)
 
 
@@ -84,7 +83,13 @@ class CompletionReply(Reply):
     operation = "text_completion"
 
     def __init__(
-        self, model: str, tokenizer: TextTokenizer, prompts: list[Prompt], choices: int, echo: bool, logprobs: bool
+        self,
+        model: str,
+        tokenizer: TextTokenizer,
+        prompts: list[Prompt],
+        generation: Generation,
+        echo: bool,
+        logprobs: bool,
     ) -> None:
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -94,8 +99,11 @@ class CompletionReply(Reply):
         }
         self._tokenizer = tokenizer
         self._logprobs = logprobs
-        self._total = len(prompts) * choices
-        self._echoes = [self._text(prompt.tokens) if echo else "" for prompt in prompts for _ in range(choices)]
+        self._total = len(prompts) * generation.choices
+        self._include_usage = generation.include_usage
+        self._echoes = [
+            self._text(prompt.tokens) if echo else "" for prompt in prompts for _ in range(generation.choices)
+        ]
         self._written = [len(echoed) for echoed in self._echoes]
 
     def _text(self, tokens: list[int]) -> str:
@@ -104,20 +112,24 @@ class CompletionReply(Reply):
     def opening(self) -> list[dict[str, Any]]:
         return [self._chunk(index, text, None, None) for index, text in enumerate(self._echoes) if text]
 
-    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         entries = self._arrays(delta.index, delta.logprobs) if self._logprobs and delta.logprobs else None
         if not delta.text and delta.finish is None and entries is None:
-            return None
-        return self._chunk(delta.index, delta.text, delta.finish, entries)
+            return []
+        return [self._chunk(delta.index, delta.text, delta.finish, entries)]
 
     def _chunk(self, index: int, text: str, finish: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head, "choices": [choice]}
+        return self._framed([choice], None)
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "choices": [], "usage": usage}
+    def _framed(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        frame = {**self._head, "choices": choices}
+        return {**frame, "usage": usage} if self._include_usage else frame
 
-    def body(self, deltas: list[Delta]) -> dict[str, Any]:
+    def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [self._framed([], usage)] if self._include_usage else []
+
+    def body(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for index in range(self._total):
             own = [delta for delta in deltas if delta.index == index]
@@ -130,7 +142,7 @@ class CompletionReply(Reply):
                     "finish_reason": own[-1].finish,
                 }
             )
-        return {**self._head, "choices": choices}
+        return {**self._head, "choices": choices, "usage": usage}
 
     def _arrays(self, index: int, items: list[TokenLogprob]) -> dict[str, Any]:
         tokens, offsets = [], []

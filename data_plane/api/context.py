@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from data_plane.api.pipeline import Delta, Prompt, Reading, generate
+from data_plane.api.response_store import ResponseStore
 from data_plane.api.sampling import Generation, ModelLimits
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient
@@ -24,6 +25,7 @@ from data_plane.text.tokenizer import TextTokenizer
 
 T = TypeVar("T")
 _SHORT_TEXT = 2000
+ALWAYS = 1 << 30  # a size that goes off the loop
 PLAIN = Reading()
 
 
@@ -41,6 +43,7 @@ class Replica:
     started_at: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     open: int = 0
+    responses: ResponseStore = field(default_factory=ResponseStore)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenizer"))
 
@@ -86,20 +89,30 @@ class Replica:
 
 
 class Reply:
-    """How one route writes: a plain body from all deltas, or chunks from each."""
+    """How one route writes: the same deltas become a plain body or the frames of a stream."""
 
     operation = "chat"
-
-    def chunk(self, delta: Delta) -> dict[str, Any] | None:
-        raise NotImplementedError
+    done = b"data: [DONE]\n\n"
 
     def opening(self) -> list[dict[str, Any]]:
-        return []
-
-    def body(self, deltas: list[Delta]) -> dict[str, Any]:
+        """Frames before the first delta."""
         raise NotImplementedError
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """Frames after the last delta."""
+        raise NotImplementedError
+
+    def failure(self, error: RequestError) -> dict[str, Any]:
+        """The frame that ends a stream which failed after it began."""
+        return dict(error.body())
+
+    def frame(self, body: dict[str, Any]) -> bytes:
+        return b"data: " + dump(body).encode() + b"\n\n"
+
+    def body(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -124,11 +137,11 @@ async def respond(
     )  # fmt: skip
     try:
         if generation.stream:
-            return await _stream(request, reply, deltas, prompts, generation)
+            return await _stream(request, reply, deltas, prompts)
         collected = [delta async for delta in deltas]
         usage = total_usage(prompts)
-        headers = {"x-ingle-usage": _dump(_meter(usage))} if request.headers.get("x-ingle-usage") else {}
-        return web.json_response({**reply.body(collected), "usage": usage}, headers=headers, dumps=_dump)
+        headers = {"x-ingle-usage": dump(_meter(usage))} if request.headers.get("x-ingle-usage") else {}
+        return web.json_response(reply.body(collected, usage), headers=headers, dumps=dump)
     except RequestError as failure:
         error = failure.code or "invalid_request"
         raise
@@ -176,48 +189,39 @@ def _meter(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _stream(
-    request: web.Request, reply: Reply, deltas: AsyncIterator[Delta], prompts: list[Prompt], generation: Generation
+    request: web.Request, reply: Reply, deltas: AsyncIterator[Delta], prompts: list[Prompt]
 ) -> web.StreamResponse:
     """Server-sent events. The headers leave with the first delta, so that an early failure is a plain error."""
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
                  "x-request-id": request["id"]}
     )  # fmt: skip
-
-    def event(body: dict[str, Any]) -> bytes:
-        if generation.include_usage and "usage" not in body:
-            body["usage"] = None
-        return b"data: " + _dump(body).encode() + b"\n\n"
-
     started = False
     try:
         async for delta in deltas:
-            data = b""
+            frames = reply.chunks(delta)
             if not started:
                 await response.prepare(request)
                 started = True
-                data = b"".join(event(body) for body in reply.opening())
-            chunk = reply.chunk(delta)
-            if chunk is not None:
-                data += event(chunk)
-            if data:
-                await response.write(data)
+                frames = [*reply.opening(), *frames]
+            if frames:
+                await response.write(b"".join(map(reply.frame, frames)))
     except RequestError as failure:
         if not started:
             raise
-        await response.write(event(dict(failure.body())))
+        await response.write(reply.frame(reply.failure(failure)))
         await response.write_eof()
         return response
     usage = total_usage(prompts)
-    tail = event(reply.usage_chunk(usage)) if generation.include_usage else b""
+    tail = b"".join(map(reply.frame, reply.closing(usage)))
     if request.headers.get("x-ingle-usage"):
-        tail += b": usage " + _dump(_meter(usage)).encode() + b"\n\n"
-    await response.write(tail + b"data: [DONE]\n\n")
+        tail += b": usage " + dump(_meter(usage)).encode() + b"\n\n"
+    await response.write(tail + reply.done)
     await response.write_eof()
     return response
 
 
-def _dump(body: Any) -> str:
+def dump(body: Any) -> str:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 

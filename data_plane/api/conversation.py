@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from data_plane.api.context import Replica
+from data_plane.api.context import ALWAYS, Replica
 from data_plane.api.fields import Fields
 from data_plane.api.pipeline import Reading
-from data_plane.api.tools import ToolUse, calls_grammar, constrained, read_grammar
+from data_plane.api.tools import ToolUse, calls_grammar
 from data_plane.errors import RequestError
 from data_plane.text import reasoning, tool_calls
 from data_plane.text.chat_template import ChatTemplate
@@ -52,31 +53,36 @@ async def converse(
     messages: list[dict[str, Any]],
     use: ToolUse,
     variables: dict[str, Any],
-    fields: Fields,
+    bound: Callable[[], str] | None,
+    bound_by: str,
+    param: str,
 ) -> Conversation:
-    """Render, tokenize and check the conversation; compile what binds the reply. Long work runs off the event loop."""
+    """Render, tokenize and check the conversation; compile what binds the reply. Long work runs off the event loop.
+
+    bound: makes the grammar of the reply's format, which `bound_by` asked for; param: the field the messages came in.
+    """
     template = replica.template
     if template is None:
-        raise RequestError("this model has no chat template; use /v1/completions", param="messages")
+        raise RequestError("this model has no chat template; use /v1/completions", param=param)
+    if use.forced and bound is not None:
+        raise RequestError(f"{bound_by} and a forced tool call exclude each other", param=bound_by)
     shown = _shown(messages, use, template)
     known = {name: value for name, value in variables.items() if name in template.variables}
     size = 0
     for message in shown:
-        replica.check_characters(message["content"], "messages")
+        replica.check_characters(message["content"], param)
         size += len(message["content"])
     tools = use.as_tools() if use.active and template.knows_tools else None
 
     def prepare() -> tuple[list[int], str]:
         tokens = template.tokens(shown, tools=tools, **known)
-        replica.check_length(len(tokens), "messages")
+        replica.check_length(len(tokens), param)
         if use.forced:
-            if constrained(fields) and fields.raw("response_format") != {"type": "text"}:
-                raise RequestError("response_format and a forced tool call exclude each other", param="response_format")
             return tokens, calls_grammar(use, template.dialect, _control(template, template.dialect.opening))
-        return tokens, read_grammar(fields) if constrained(fields) else ""
+        return tokens, bound() if bound is not None else ""
 
-    heavy = use.forced or constrained(fields)
-    tokens, grammar = await replica.off_loop(1 << 30 if heavy else size, prepare)
+    heavy = use.forced or bound is not None
+    tokens, grammar = await replica.off_loop(ALWAYS if heavy else size, prepare)
     return Conversation(tokens, _reading(replica, template, use, tokens), grammar)
 
 

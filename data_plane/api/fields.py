@@ -26,6 +26,10 @@ class Fields:
             raise RequestError("the body must be a JSON object")
         return Fields(body)
 
+    def only(self, *names: str) -> Fields:
+        """The body as if it held nothing else."""
+        return Fields({name: value for name, value in self._body.items() if name in names})
+
     def raw(self, name: str) -> Any:
         return self._body.get(name)
 

@@ -121,7 +121,10 @@ def calls_grammar(use: ToolUse, dialect: Dialect, opening_id: int | None) -> str
 
 
 def constrained(fields: Fields) -> bool:
-    return any(fields.has(name) for name in ("response_format", "regex", "grammar"))
+    """Whether `read_grammar` has anything to compile."""
+    if fields.has("regex") or fields.has("grammar"):
+        return True
+    return fields.has("response_format") and fields.raw("response_format") != {"type": "text"}
 
 
 def read_grammar(fields: Fields) -> str:

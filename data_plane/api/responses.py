@@ -1,0 +1,160 @@
+"""POST /v1/responses: OpenAI's Responses, over the same conversation, engine and pipeline as chat."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from aiohttp import web
+
+from data_plane.api.chat import MOST_MESSAGES, text_of
+from data_plane.api.context import REPLICA, respond
+from data_plane.api.conversation import Conversation, converse
+from data_plane.api.fields import Fields
+from data_plane.api.pipeline import Prompt
+from data_plane.api.response_reply import ResponseReply
+from data_plane.api.response_store import Stored
+from data_plane.api.sampling import read_generation
+from data_plane.api.tools import ToolUse, format_grammar, read_tools
+from data_plane.errors import RequestError
+
+_SAMPLING = ("temperature", "top_p", "stream", "top_k", "min_p", "seed", "repetition_penalty")
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    replica = request.app[REPLICA]
+    fields = Fields.parse(await request.read())
+    model = fields.string("model")
+    replica.check_model(model, request.headers)
+    _refuse(fields)
+    owner = request.headers.get("x-ingle-cache-salt", "")
+    earlier: list[dict[str, Any]] = []
+    previous = fields.raw("previous_response_id")
+    if previous is not None:
+        earlier = replica.responses.messages(fields.string("previous_response_id"), owner, time.monotonic())
+    messages = [*earlier, *read_input(fields.raw("input"))]
+    if not messages:
+        raise RequestError("input must be a string or a non-empty array of items", param="input")
+    instructions = fields.raw("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise RequestError("instructions must be a string", param="instructions")
+    told = [{"role": "system", "content": instructions}] if instructions else []
+    use = read_tools(fields)
+    conversation = await _converse(request, fields, [*told, *messages], use)
+    top = fields.optional_integer("top_logprobs", 0, 20)
+    logprobs = -1 if top is None else top
+    most = fields.optional_integer("max_output_tokens", 1, replica.ready.max_model_len)
+    generation = read_generation(
+        fields.only(*_SAMPLING),
+        replica.limits,
+        logprobs=logprobs,
+        default_max_tokens=most or replica.ready.max_model_len,
+        grammar=conversation.grammar,
+    )
+
+    def keep(reply: ResponseReply) -> None:
+        replica.responses.put(Stored(reply.id, owner, [*messages, reply.as_message()]), time.monotonic())
+
+    store = fields.boolean("store", default=True)
+    reply = ResponseReply(_echo(fields, model, use, most), replica.tokenizer, logprobs >= 0, keep if store else None)
+    return await respond(request, replica, reply, [Prompt(conversation.tokens)], generation, conversation.reading)
+
+
+def _refuse(fields: Fields) -> None:
+    fields.refuse("background", (False,), "background responses are not supported: read the stream")
+    fields.refuse("truncation", ("disabled",), "nothing is truncated: send a shorter input")
+    fields.refuse("conversation", (), "conversations are not kept: use previous_response_id")
+    fields.refuse("prompt", (), "prompt templates are not kept here: send input")
+    fields.refuse("include", ([], ["message.output_text.logprobs"], ["reasoning.encrypted_content"]),
+                  "include may only ask for message.output_text.logprobs")  # fmt: skip
+
+
+async def _converse(request: web.Request, fields: Fields, messages: list[dict[str, Any]], use: ToolUse) -> Conversation:
+    reasoning = fields.raw("reasoning")
+    if reasoning is not None and not isinstance(reasoning, dict):
+        raise RequestError("reasoning must be an object", param="reasoning")
+    text = fields.raw("text")
+    if text is not None and not isinstance(text, dict):
+        raise RequestError("text must be an object", param="text")
+    form = (text or {}).get("format")
+    effort = (reasoning or {}).get("effort")
+    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    bound = None if form in (None, {"type": "text"}) else lambda: format_grammar(form, "text.format", nested=False)
+    return await converse(request.app[REPLICA], messages, use, variables, bound, "text.format", "input")
+
+
+def read_input(value: Any) -> list[dict[str, Any]]:
+    """Items as chat messages: consecutive calls become one assistant message, outputs become tool messages."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MOST_MESSAGES:
+        raise RequestError(f"input must be a string or an array of at most {MOST_MESSAGES} items", param="input")
+    messages: list[dict[str, Any]] = []
+    for place, item in enumerate(value):
+        _add_item(messages, item, f"input[{place}]")
+    return messages
+
+
+def _add_item(messages: list[dict[str, Any]], item: Any, where: str) -> None:
+    if not isinstance(item, dict):
+        raise RequestError(f"{where} must be an object", param=where)
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = item.get("role")
+        if role not in ("system", "developer", "user", "assistant"):
+            raise RequestError(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
+        content = text_of(item.get("content"), f"{where}.content", ("input_text", "output_text", "text", "refusal"))
+        messages.append({"role": "system" if role == "developer" else role, "content": content})
+    elif kind == "function_call":
+        name, id = item.get("name"), item.get("call_id")
+        if not isinstance(name, str) or not isinstance(id, str) or not isinstance(item.get("arguments"), str):
+            raise RequestError(f"{where} must have name, call_id and arguments as strings", param=where)
+        try:
+            arguments: Any = json.loads(item["arguments"])
+        except ValueError:
+            arguments = item["arguments"]
+        call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        last = messages[-1] if messages else {}
+        if last.get("role") == "assistant":
+            last.setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    elif kind == "function_call_output":
+        id = item.get("call_id")
+        if not isinstance(id, str):
+            raise RequestError(f"{where}.call_id is missing", param=f"{where}.call_id")
+        content = text_of(item.get("output"), f"{where}.output", ("input_text", "output_text", "text"))
+        messages.append({"role": "tool", "content": content, "tool_call_id": id})
+    elif kind != "reasoning":
+        # reasoning of an earlier turn is not shown to the model again
+        raise RequestError(f"{where}: items of type {kind!r} are not supported", param=f"{where}.type")
+
+
+def _echo(fields: Fields, model: str, use: ToolUse, most: int | None) -> dict[str, Any]:
+    """What a Response repeats of its request."""
+    metadata = fields.raw("metadata")
+    if metadata is not None and (not isinstance(metadata, dict) or len(metadata) > 16):
+        raise RequestError("metadata must be an object of at most 16 entries", param="metadata")
+    named = use.choice not in ("none", "auto", "required")
+    return {
+        "model": model,
+        "instructions": fields.raw("instructions"),
+        "max_output_tokens": most,
+        "metadata": metadata or {},
+        "parallel_tool_calls": use.parallel,
+        "previous_response_id": fields.raw("previous_response_id"),
+        "reasoning": {"effort": (fields.raw("reasoning") or {}).get("effort"), "summary": None},
+        "store": fields.boolean("store", default=True),
+        "temperature": fields.number("temperature", 1.0, 0.0, 2.0),
+        "text": fields.raw("text") or {"format": {"type": "text"}},
+        "tool_choice": {"type": "function", "name": use.choice} if named else use.choice,
+        "tools": [{"type": "function", "strict": True, **function} for function in use.functions],
+        "top_logprobs": fields.raw("top_logprobs") or 0,
+        "top_p": fields.number("top_p", 1.0, 0.0, 1.0),
+        "truncation": "disabled",
+        "service_tier": "default",
+        "user": fields.raw("user"),
+    }
