@@ -16,6 +16,7 @@ from data_plane.text.chat_template import ChatTemplate
 from data_plane.text.grammars import MOST_CALLS
 
 _MOST_VARIABLES = 16
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,16 @@ def read_variables(fields: Fields) -> dict[str, Any]:
             raise RequestError(
                 f"chat_template_kwargs.{name} must be a string, number or boolean", param="chat_template_kwargs"
             )
-    effort = fields.raw("reasoning_effort")
-    if effort is not None:
-        if effort not in ("none", "minimal", "low", "medium", "high", "xhigh"):
-            raise RequestError("reasoning_effort must be none, minimal, low, medium, high or xhigh",
-                               param="reasoning_effort")  # fmt: skip
-        variables.setdefault("reasoning_effort", effort)
-        variables.setdefault("enable_thinking", effort != "none")
-    return variables
+    return effort_variables(fields.raw("reasoning_effort"), "reasoning_effort") | variables
+
+
+def effort_variables(effort: Any, param: str) -> dict[str, Any]:
+    """What templates that reason are told of how much to."""
+    if effort is None:
+        return {}
+    if effort not in _EFFORTS:
+        raise RequestError(f"{param} must be one of {', '.join(_EFFORTS)}", param=param)
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 async def converse(

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from data_plane.api.chat import MOST_MESSAGES, text_of
 from data_plane.api.context import REPLICA, respond
-from data_plane.api.conversation import Conversation, converse
+from data_plane.api.conversation import Conversation, converse, effort_variables
 from data_plane.api.fields import Fields
 from data_plane.api.pipeline import Prompt
 from data_plane.api.response_reply import ResponseReply
@@ -78,8 +78,7 @@ async def _converse(request: web.Request, fields: Fields, messages: list[dict[st
     if text is not None and not isinstance(text, dict):
         raise RequestError("text must be an object", param="text")
     form = (text or {}).get("format")
-    effort = (reasoning or {}).get("effort")
-    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    variables = effort_variables((reasoning or {}).get("effort"), "reasoning.effort")
     bound = None if form in (None, {"type": "text"}) else lambda: format_grammar(form, "text.format", nested=False)
     return await converse(request.app[REPLICA], messages, use, variables, bound, "text.format", "input")
 

@@ -1,0 +1,1 @@
+"""What a client may rely on, asked through the clients themselves."""
