@@ -10,14 +10,18 @@ import numpy as np
 from data_plane.models.spec import RopeSpec
 
 Array = np.ndarray[Any, Any]
+_PART = 1 << 14
 
 
 def cos_sin_table(rope: RopeSpec, positions: int) -> Array:
     """float32 [positions, rotary_dim]: cosines, then sines."""
     frequencies, amplitude = inverse_frequencies(rope)
-    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
-    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * amplitude
-    return table.astype(np.float32)
+    table = np.empty((positions, rope.rotary_dim), np.float32)
+    # by parts: float64 for a context of a million tokens is gigabytes
+    for start in range(0, positions, _PART):
+        angles = np.arange(start, min(start + _PART, positions), dtype=np.float64)[:, None] * frequencies
+        table[start : start + _PART] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * amplitude
+    return table
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[Array, float]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from data_plane.errors import ModelUnreadable
 from data_plane.loading.gguf_blocks import BLOCKS, dequantize
+from data_plane.loading.settings import Settings
 
 _SCALARS: dict[int, tuple[str, int]] = {
     0: ("<B", 1), 1: ("<b", 1), 2: ("<H", 2), 3: ("<h", 2), 4: ("<I", 4), 5: ("<i", 4),
@@ -84,8 +85,8 @@ class GGUFFile:
             key = self._string()
             fields[key] = self._value(self._scalar(4))
         infos = [self._tensor_info() for _ in range(tensor_count)]
-        alignment = int(fields.get("general.alignment", 32))
-        if alignment <= 0 or alignment & (alignment - 1):
+        alignment = Settings(fields, str(self.path)).integer("general.alignment", 32, low=1, high=1 << 20)
+        if alignment & (alignment - 1):
             raise self._bad(f"alignment {alignment} is not a power of two")
         base = -(-self._at // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}

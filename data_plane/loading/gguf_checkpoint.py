@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,8 @@ from data_plane.errors import ModelUnreadable, UnsupportedModel
 from data_plane.loading import gguf_blocks as blocks
 from data_plane.loading.checkpoint import GROUP, Array, GroupedWeight, check_shape
 from data_plane.loading.gguf import GGUFFile
-from data_plane.models.spec import ModelSpec, RopeSpec, require
+from data_plane.loading.settings import Settings
+from data_plane.models.spec import MOST_LAYERS, ModelSpec, RopeSpec
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -99,46 +99,38 @@ def _grouped(raw: Array, kind: int, shape: tuple[int, ...]) -> GroupedWeight | N
 
 
 def _spec(file: GGUFFile) -> ModelSpec:
-    fields = file.fields
-    where = str(file.path)
-    architecture = str(require(fields, "general.architecture", where))
+    architecture = Settings(file.fields, str(file.path)).text("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedModel(
             f"{file.path} is of architecture {architecture!r}; this engine runs {', '.join(ARCHITECTURES)} "
             "(Llama, Mistral, SmolLM, Qwen 2 and 3): choose such a model"
         )
-
-    def get(key: str, default: Any = None) -> Any:
-        value = fields.get(f"{architecture}.{key}", default)
-        return require({key: value}, key, where)
-
-    if int(get("expert_count", 0)):
+    settings = Settings(file.fields, str(file.path), f"{architecture}.")
+    if settings.integer("expert_count", 0):
         raise UnsupportedModel(f"{file.path} is a mixture of experts, which this engine does not run yet")
-    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    head_dim = int(get("attention.key_length", hidden // max(heads, 1)))
-    layers, context = int(get("block_count")), int(get("context_length"))
+    heads, hidden = settings.integer("attention.head_count", low=1), settings.integer("embedding_length")
+    head_dim = settings.integer("attention.key_length", hidden // heads)
+    layers, context = settings.integer("block_count", high=MOST_LAYERS), settings.integer("context_length")
     vocabulary = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0
-    scaling = str(get("rope.scaling.type", "none"))
-    divisors = tuple(file.array("rope_freqs.weight").tolist()) if "rope_freqs.weight" in file.tensors else ()
-    window = int(get("attention.sliding_window", 0))
+    window = settings.integer("attention.sliding_window", 0)
     return ModelSpec(
         architecture=architecture,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=int(get("attention.head_count_kv", heads)),
+        num_kv_heads=settings.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
-        intermediate_size=int(get("feed_forward_length")),
+        intermediate_size=settings.integer("feed_forward_length"),
         vocab_size=vocabulary,
-        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
+        norm_eps=settings.number("attention.layer_norm_rms_epsilon"),
         max_model_len=context,
         rope=RopeSpec(
-            theta=float(get("rope.freq_base", 10000.0)),
-            rotary_dim=int(get("rope.dimension_count", head_dim)),
-            kind=scaling,
-            factor=float(get("rope.scaling.factor", 1.0)),
-            original_max_len=int(get("rope.scaling.original_context_length", context)),
-            frequency_divisors=divisors,
+            theta=settings.number("rope.freq_base", 10000.0),
+            rotary_dim=settings.integer("rope.dimension_count", head_dim),
+            kind=settings.text("rope.scaling.type", "none"),
+            factor=settings.number("rope.scaling.factor", 1.0),
+            original_max_len=settings.integer("rope.scaling.original_context_length", context),
+            frequency_divisors=_divisors(file),
         ),
         tied_head="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
@@ -146,12 +138,16 @@ def _spec(file: GGUFFile) -> ModelSpec:
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         windows=(window,) * layers if window else (),
-        eos_token_ids=_eos(fields),
+        eos_token_ids=_eos(Settings(file.fields, str(file.path), "tokenizer.ggml.")),
     )
 
 
-def _eos(fields: dict[str, Any]) -> tuple[int, ...]:
+def _divisors(file: GGUFFile) -> tuple[float, ...]:
+    name = "rope_freqs.weight"
+    return tuple(file.array(name).reshape(-1).tolist()) if name in file.tensors else ()
+
+
+def _eos(settings: Settings) -> tuple[int, ...]:
     """End-of-turn and end-of-text tokens; a model may end with either."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = [int(fields[f"tokenizer.ggml.{key}"]) for key in keys if f"tokenizer.ggml.{key}" in fields]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(id for key in keys for id in settings.token_ids(key)))

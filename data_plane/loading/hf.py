@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from data_plane.errors import ModelUnreadable, UnsupportedModel
 from data_plane.loading.checkpoint import Array, GroupedWeight, check_shape
 from data_plane.loading.files import read_json
-from data_plane.models.spec import ModelSpec, RopeSpec, require
+from data_plane.loading.settings import Settings
+from data_plane.models.spec import MOST_LAYERS, ModelSpec, RopeSpec
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -78,13 +79,15 @@ def _index(folder: Path) -> dict[str, str]:
     """Tensor name -> file name inside the folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = require(read_json(index), "weight_map", str(index))
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            raise ModelUnreadable(f"{index} has no weight_map of tensors to files; fetch the model again")
         for shard in set(shards.values()):
             if Path(shard).name != shard:
                 raise ModelUnreadable(f"{index} points outside its folder: {shard!r}")
             if not (folder / shard).exists():
                 raise ModelUnreadable(f"{folder} lacks {shard}, which its index names; fetch it again")
-        return {str(name): str(shard) for name, shard in shards.items()}
+        return shards
     single = folder / "model.safetensors"
     if not single.exists():
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
@@ -98,83 +101,88 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def _spec(folder: Path, tensors: dict[str, str]) -> ModelSpec:
-    config_path = folder / "config.json"
-    config = read_json(config_path)
-    names = config.get("architectures") or ["?"]
-    architecture = ARCHITECTURES.get(str(names[0]))
-    if architecture is None:
+    path = folder / "config.json"
+    config = read_json(path)
+    settings = Settings(config, str(path))
+    name = (settings.texts("architectures", []) or ["?"])[0]
+    if name not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"{folder} is a {names[0]}; this engine runs {', '.join(ARCHITECTURES)}: choose such a model"
+            f"{folder} is a {name}; this engine runs {', '.join(ARCHITECTURES)}: choose such a model"
         )
-
-    def get(key: str) -> Any:
-        return require(config, key, str(config_path))
-
-    hidden, heads, layers = int(get("hidden_size")), int(get("num_attention_heads")), int(get("num_hidden_layers"))
-    head_dim = int(config.get("head_dim") or hidden // max(heads, 1))
+    _refuse_what_is_not_read(settings, folder)
+    hidden, heads = settings.integer("hidden_size"), settings.integer("num_attention_heads", low=1)
+    layers = settings.integer("num_hidden_layers", high=MOST_LAYERS)
+    head_dim = settings.integer("head_dim", hidden // heads)
     return ModelSpec(
-        architecture=architecture,
+        architecture=ARCHITECTURES[name],
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        num_kv_heads=settings.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        intermediate_size=int(get("intermediate_size")),
-        vocab_size=int(get("vocab_size")),
-        norm_eps=float(get("rms_norm_eps")),
-        max_model_len=int(get("max_position_embeddings")),
-        rope=_rope(config, head_dim),
+        intermediate_size=settings.integer("intermediate_size"),
+        vocab_size=settings.integer("vocab_size"),
+        norm_eps=settings.number("rms_norm_eps"),
+        max_model_len=settings.integer("max_position_embeddings"),
+        rope=_rope(settings, head_dim),
         tied_head="lm_head.weight" not in tensors,
         attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
         qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
-        windows=_windows(config, layers),
-        eos_token_ids=_eos(folder, config),
+        windows=_windows(settings, layers),
+        eos_token_ids=_eos(folder, settings),
     )
 
 
-def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec:
+def _refuse_what_is_not_read(settings: Settings, folder: Path) -> None:
+    """What would change the answers if it were overlooked."""
+    if settings.has("quantization_config"):
+        raise UnsupportedModel(
+            f"{folder} holds quantized weights (quantization_config), which are not read from safetensors yet; "
+            "choose the model's unquantized folder or a .gguf file"
+        )
+    activation = settings.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedModel(
+            f"{folder} uses the activation {activation!r}; only silu is supported: choose another model"
+        )
+
+
+def _rope(settings: Settings, head_dim: int) -> RopeSpec:
     # transformers 5 writes rope_parameters; older files have rope_theta and rope_scaling
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    context = int(config["max_position_embeddings"])
-    factor = float(scaling.get("factor") or 1.0)
-    original = int(scaling.get("original_max_position_embeddings") or context)
-    share = float(scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
-    attention = scaling.get("attention_factor")
+    scaling = settings.part("rope_parameters" if settings.has("rope_parameters") else "rope_scaling")
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    context = settings.integer("max_position_embeddings")
+    share = scaling.number("partial_rotary_factor", settings.number("partial_rotary_factor", 1.0))
     return RopeSpec(
-        theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        theta=scaling.number("rope_theta", settings.number("rope_theta", 10000.0)),
         rotary_dim=int(head_dim * share),
         kind="none" if kind == "default" else kind,
-        factor=factor,
-        original_max_len=original,
-        low_freq_factor=float(scaling.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(scaling.get("high_freq_factor") or 4.0),
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
-        attention_factor=None if attention is None else float(attention),
-        mscale=float(scaling.get("mscale") or 0.0),
-        mscale_all_dim=float(scaling.get("mscale_all_dim") or 0.0),
-        truncate=bool(scaling.get("truncate", True)),
+        factor=scaling.number("factor", 1.0),
+        original_max_len=scaling.integer("original_max_position_embeddings", context),
+        low_freq_factor=scaling.number("low_freq_factor", 1.0),
+        high_freq_factor=scaling.number("high_freq_factor", 4.0),
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        attention_factor=scaling.number("attention_factor") if scaling.has("attention_factor") else None,
+        mscale=scaling.number("mscale", 0.0),
+        mscale_all_dim=scaling.number("mscale_all_dim", 0.0),
+        truncate=scaling.flag("truncate", True),
     )
 
 
-def _windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
+def _windows(settings: Settings, layers: int) -> tuple[int, ...]:
+    window = settings.integer("sliding_window", 0)
+    if not window or not settings.flag("use_sliding_window", True):
         return ()
-    kinds = config.get("layer_types")
-    if kinds:
-        return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
-    first = int(config.get("max_window_layers") or 0) if "use_sliding_window" in config else 0
-    return tuple(int(window) if layer >= first else 0 for layer in range(layers))
+    if settings.has("layer_types"):
+        return tuple(window if kind == "sliding_attention" else 0 for kind in settings.texts("layer_types"))
+    first = settings.integer("max_window_layers", 0) if settings.has("use_sliding_window") else 0
+    return tuple(window if layer >= first else 0 for layer in range(layers))
 
 
-def _eos(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    generation = folder / "generation_config.json"
-    settings = read_json(generation) if generation.exists() else config
-    value = settings.get("eos_token_id", config.get("eos_token_id"))
-    if value is None:
-        return ()
-    return tuple(int(item) for item in (value if isinstance(value, list) else [value]))
+def _eos(folder: Path, settings: Settings) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    generation = Settings(read_json(path), str(path)) if path.exists() else settings
+    return (generation if generation.has("eos_token_id") else settings).token_ids("eos_token_id")

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from data_plane.errors import ModelUnreadable, UnsupportedModel
+
+MOST_LAYERS = 1 << 12
+_MOST = {
+    "hidden_size": 1 << 20,
+    "num_layers": MOST_LAYERS,
+    "num_heads": 1 << 12,
+    "num_kv_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "intermediate_size": 1 << 22,
+    "vocab_size": 1 << 24,
+    "max_model_len": 1 << 24,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,20 @@ class RopeSpec:
             raise UnsupportedModel(
                 f"RoPE scaling {self.kind!r} is not supported; none, linear, llama3 and yarn are: choose another model"
             )
+        if self.rotary_dim <= 0 or self.rotary_dim % 2:
+            raise ModelUnreadable(f"the model rotates {self.rotary_dim} dimensions of a head; fetch it again")
+        positive = [self.theta, self.factor, *self.frequency_divisors]
+        if self.kind in ("llama3", "yarn"):
+            positive += [
+                self.original_max_len,
+                self.beta_fast,
+                self.beta_slow,
+                self.high_freq_factor - self.low_freq_factor,
+            ]
+        if not all(0 < value < math.inf for value in positive) or self.theta == 1:
+            raise ModelUnreadable("the model's RoPE settings are no positive numbers; fetch it again")
+        if self.frequency_divisors and len(self.frequency_divisors) != self.rotary_dim // 2:
+            raise ModelUnreadable(f"{len(self.frequency_divisors)} RoPE divisors for {self.rotary_dim} dimensions")
 
 
 @dataclass(frozen=True)
@@ -65,15 +90,16 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
-                     "vocab_size", "max_model_len"):  # fmt: skip
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if not 0 < value <= 1 << 28:
+            if not 0 < value <= most:
                 raise ModelUnreadable(f"the model's {name} is {value}, which no model has; fetch it again")
         if self.num_heads % self.num_kv_heads:
             raise ModelUnreadable(f"{self.num_heads} query heads do not share {self.num_kv_heads} key heads evenly")
-        if not (self.norm_eps >= 0 and math.isfinite(self.rope.theta) and self.rope.theta > 0):
-            raise ModelUnreadable("the model's norm epsilon or RoPE base is not a positive number; fetch it again")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ModelUnreadable(f"the model's norm epsilon is {self.norm_eps}; fetch it again")
+        if self.rope.rotary_dim > self.head_dim:
+            raise ModelUnreadable(f"the model rotates {self.rope.rotary_dim} dimensions of heads of {self.head_dim}")
         if self.windows and len(self.windows) != self.num_layers:
             raise ModelUnreadable(f"{len(self.windows)} attention windows for {self.num_layers} layers")
 
@@ -103,11 +129,3 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
-
-
-def require(settings: dict[str, Any], key: str, where: str) -> Any:
-    """settings[key], or ModelUnreadable naming the key."""
-    value = settings.get(key)
-    if value is None:
-        raise ModelUnreadable(f"{where} lacks {key}; fetch the model again")
-    return value

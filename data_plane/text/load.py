@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from data_plane.loading.settings import Settings
 from data_plane.text.chat_template import ChatTemplate, compile_template, source_in_folder
 from data_plane.text.tokenizer import TextTokenizer, from_folder, from_gguf
 
@@ -16,5 +17,6 @@ def load_text(path: Path) -> tuple[TextTokenizer, ChatTemplate | None]:
         from data_plane.loading.gguf import GGUFFile
 
         fields = GGUFFile(path).fields
-        tokenizer, source = from_gguf(fields, path), fields.get("tokenizer.chat_template")
+        tokenizer = from_gguf(fields, path)
+        source = Settings(fields, str(path), "tokenizer.").text("chat_template", "")
     return tokenizer, compile_template(source, tokenizer) if source else None

@@ -15,6 +15,7 @@ from tokenizers import Regex as TokenRegex
 
 from data_plane.errors import ModelUnreadable, UnsupportedModel
 from data_plane.loading.files import read_json
+from data_plane.loading.settings import Settings
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
@@ -64,6 +65,8 @@ class TextTokenizer:
         self.strips_first_space = first_space
         self.bos_ids = bos_ids
         self._hidden = {id for text in tokens.control if (id := special.token_to_id(text)) is not None}
+        # added tokens stand for their own text, whatever alphabet the others are written in
+        self._literal = {id: token.content for id, token in special.get_added_tokens_decoder().items()}
         self._bytes: dict[int, bytes] = {}
         self.vocab_size: int = special.get_vocab_size(with_added_tokens=True)
         # the shortest proof that a text is too long: no token stands for more characters than this
@@ -98,6 +101,8 @@ class TextTokenizer:
         token = self._special.id_to_token(token_id)
         if token is None or token_id in self._hidden:
             return b""
+        if token_id in self._literal:
+            return str(self._literal[token_id]).encode()
         if self._byte_level:
             return b"".join(_BYTE_OF[char] if char in _BYTE_OF else char.encode() for char in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -122,41 +127,47 @@ _BYTE_OF = _byte_alphabet()
 
 def from_gguf(fields: dict[str, Any], path: Path) -> TextTokenizer:
     """Build from the `tokenizer.ggml.*` fields. Raises UnsupportedModel or ModelUnreadable."""
-
-    def get(key: str, default: Any = None) -> Any:
-        return fields.get(f"tokenizer.ggml.{key}", default)
-
-    kind, vocabulary = get("model"), get("tokens")
+    settings = Settings(fields, str(path), "tokenizer.ggml.")
+    vocabulary = settings.texts("tokens", [])
     if not vocabulary:
         raise ModelUnreadable(f"{path} holds no tokenizer; fetch it again")
-    types = get("token_type") or [_NORMAL] * len(vocabulary)
+    types = settings.numbers("token_type", [_NORMAL] * len(vocabulary))
+    if len(types) != len(vocabulary):
+        raise ModelUnreadable(f"{path} has {len(types)} token types for {len(vocabulary)} tokens; fetch it again")
+    kind = settings.text("model", "")
     if kind == "gpt2":
-        plain = _byte_level_bpe(vocabulary, get("merges") or [], str(get("pre", "default")), path)
+        special = _byte_level_bpe(vocabulary, settings.texts("merges", []), settings.text("pre", "default"), path)
         first_space = False
     elif kind == "llama":
-        first_space = bool(get("add_space_prefix", True))
-        plain = _sentencepiece_bpe(vocabulary, get("scores") or [], first_space, path)
+        first_space = settings.flag("add_space_prefix", True)
+        special = _sentencepiece_bpe(vocabulary, types, settings.numbers("scores", []), first_space, path)
     else:
         raise UnsupportedModel(f"{path} has a {kind!r} tokenizer; gpt2 (byte-level BPE) and llama are supported")
-    special = Tokenizer.from_str(plain.to_str())
-    control = [text for text, type in zip(vocabulary, types, strict=True) if type in (_CONTROL, _USER_DEFINED) and text]
-    hidden = tuple(text for text, type in zip(vocabulary, types, strict=True) if type in (_CONTROL, _UNKNOWN) and text)
-    special.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+
+    def of_type(*wanted: int) -> list[str]:
+        return [text for text, type in zip(vocabulary, types, strict=True) if type in wanted and text]
 
     def text_of(key: str) -> str | None:
-        token_id = get(key)
-        return vocabulary[token_id] if token_id is not None and 0 <= token_id < len(vocabulary) else None
+        ids = settings.token_ids(key)
+        return vocabulary[ids[0]] if ids and ids[0] < len(vocabulary) else None
 
-    add_bos = bool(get("add_bos_token", kind == "llama"))
-    bos_id = get("bos_token_id")
+    special.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in of_type(_CONTROL)])
+    special.add_tokens([AddedToken(text, special=False, normalized=False) for text in of_type(_USER_DEFINED)])
     return TextTokenizer(
-        plain,
+        _without_control(special),
         special,
-        SpecialTokens(text_of("bos_token_id"), text_of("eos_token_id"), hidden),
+        SpecialTokens(text_of("bos_token_id"), text_of("eos_token_id"), tuple(of_type(_CONTROL, _UNKNOWN))),
         byte_level=kind == "gpt2",
         first_space=first_space,
-        bos_ids=(int(bos_id),) if add_bos and bos_id is not None else (),
+        bos_ids=settings.token_ids("bos_token_id") if settings.flag("add_bos_token", kind == "llama") else (),
     )
+
+
+def _without_control(special: Tokenizer) -> Tokenizer:
+    """The same tokenizer, to which a control token is a text like any other."""
+    plain = Tokenizer.from_str(special.to_str())
+    plain.encode_special_tokens = True
+    return plain
 
 
 def _byte_level_bpe(vocabulary: list[str], merges: list[str], pre: str, path: Path) -> Tokenizer:
@@ -186,15 +197,19 @@ def _byte_level_bpe(vocabulary: list[str], merges: list[str], pre: str, path: Pa
     return tokenizer
 
 
-def _sentencepiece_bpe(vocabulary: list[str], scores: list[float], first_space: bool, path: Path) -> Tokenizer:
+def _sentencepiece_bpe(
+    vocabulary: list[str], types: list[float], scores: list[float], first_space: bool, path: Path
+) -> Tokenizer:
     if len(scores) != len(vocabulary):
         raise ModelUnreadable(f"{path} has {len(scores)} scores for {len(vocabulary)} tokens; fetch it again")
     ids = {token: id for id, token in enumerate(vocabulary)}
+    # text never merges into a control token, nor into one that stands for a byte
+    mergeable = {token: id for token, id in ids.items() if types[id] in (_NORMAL, _USER_DEFINED)}
     ranked: list[tuple[float, int, int, str, str]] = []
-    for token, id in ids.items():
+    for token, id in mergeable.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
+            if left in mergeable and right in mergeable:
                 ranked.append((-scores[id], ids[left], ids[right], left, right))
     ranked.sort()
     merges = [(left, right) for *_, left, right in ranked]
@@ -215,9 +230,7 @@ def from_folder(folder: Path) -> TextTokenizer:
     except Exception as error:
         raise ModelUnreadable(f"{path} is not a tokenizer ({error}); fetch the model again") from error
     state = read_json(path)
-    added = state.get("added_tokens") or []
-    state["added_tokens"] = []
-    plain = Tokenizer.from_str(_dump(state))
+    added = special.get_added_tokens_decoder().values()
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     byte_level = "ByteLevel" in _dump({"decoder": state.get("decoder"), "pre": state.get("pre_tokenizer")})
@@ -225,9 +238,9 @@ def from_folder(folder: Path) -> TextTokenizer:
     ids = tuple(int(id) for id in special.encode("", add_special_tokens=True).ids)
     eos_id = special.token_to_id(eos) if eos else None
     return TextTokenizer(
-        plain,
+        _without_control(special),
         special,
-        SpecialTokens(bos, eos, tuple(str(token["content"]) for token in added if token.get("special"))),
+        SpecialTokens(bos, eos, tuple(str(token.content) for token in added if token.special)),
         byte_level=byte_level,
         first_space=not byte_level and _prepends(state),
         bos_ids=tuple(id for id in ids if id != eos_id),

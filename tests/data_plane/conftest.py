@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from data_plane.text.load import load_text
 from data_plane.engine.loader import Loaded
 from data_plane.loading.sources import pull
 from data_plane.text.chat_template import ChatTemplate
+from data_plane.text.load import load_text
 from data_plane.text.tokenizer import TextTokenizer
 from tests.data_plane.drive import load_model
 

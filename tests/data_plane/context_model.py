@@ -38,7 +38,7 @@ class ContextModel:
         self.steps = 0
         self.spec = ModelSpec(
             architecture="llama", hidden_size=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2,
-            intermediate_size=32, vocab_size=VOCABULARY, norm_eps=1e-5, max_model_len=4096, rope=RopeSpec(),
+            intermediate_size=32, vocab_size=VOCABULARY, norm_eps=1e-5, max_model_len=4096, rope=RopeSpec(rotary_dim=2),
             tied_head=True, eos_token_ids=(2,),
         )  # fmt: skip
 

@@ -129,6 +129,8 @@ def _add_field(writer: gguf.GGUFWriter, key: str, value: Any, architecture: str)
     name = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
     if isinstance(value, bool):
         writer.add_bool(name, value)
+    elif isinstance(value, int) and value < 0:
+        writer.add_int32(name, value)
     elif isinstance(value, int):
         writer.add_uint32(name, value)
     elif isinstance(value, float):
