@@ -65,7 +65,8 @@ class ToolCallParser:
         self._names = names
         self._left = most_calls
         self._held: list[str] = []
-        self._inside = False
+        self._inside = self._in_string = False
+        self._marks = re.compile(r'\\.|"|' + re.escape(dialect.closing), re.DOTALL)
         self._tail = ""
         self._begun = self._after_call = False
         self.calls = 0
@@ -101,15 +102,15 @@ class ToolCallParser:
                 self._hold(self._tail)
                 self._tail = ""
                 return
-            at = self._tail.find(dialect.closing)
+            at = self._closing_at()
             if at < 0:
-                keep = overlap(self._tail, dialect.closing)
+                keep = overlap(self._tail, dialect.closing) or int(_ends_in_escape(self._tail))
                 self._hold(self._tail[: len(self._tail) - keep])
                 self._tail = self._tail[len(self._tail) - keep :]
                 return
             body = "".join(self._held) + self._tail[:at]
             self._tail = self._tail[at + len(dialect.closing) :]
-            self._held, self._inside = [], False
+            self._held, self._inside, self._in_string = [], False, False
             found = self._calls(body)
             if found:
                 calls += self._count(found)
@@ -136,6 +137,15 @@ class ToolCallParser:
         shown.append(self._visible(self._tail[:at]))
         self._tail = self._tail[at + len(dialect.opening) :]
         self._inside = True
+
+    def _closing_at(self) -> int:
+        """Where the closing mark stands, or -1. One inside a JSON string is part of the string."""
+        for match in self._marks.finditer(self._tail):
+            if match[0] == '"':
+                self._in_string = not self._in_string
+            elif match[0] == self._dialect.closing and not self._in_string:
+                return match.start()
+        return -1
 
     def _hold(self, text: str) -> None:
         if text:
@@ -181,6 +191,11 @@ class ToolCallParser:
         if match is None or match[1] not in self._names:
             return []
         return [Call(match[1], body[match.end() :])]
+
+
+def _ends_in_escape(text: str) -> bool:
+    """Whether the last character is a backslash that escapes the next one."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def overlap(text: str, mark: str) -> int:
