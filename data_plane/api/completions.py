@@ -10,7 +10,7 @@ from aiohttp import web
 
 from data_plane.api.context import ALWAYS, REPLICA, Replica, Reply, respond
 from data_plane.api.fields import Fields
-from data_plane.api.pipeline import Delta, Prompt
+from data_plane.api.pipeline import Delta, Prompt, Reading
 from data_plane.api.sampling import MOST_CHOICES, Generation, check_token, read_generation
 from data_plane.api.tools import constrained, read_grammar
 from data_plane.engine.messages import TokenLogprob
@@ -47,7 +47,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     for place, prompt in enumerate(prompts):
         prompt.first_index = place * generation.choices
     reply = CompletionReply(model, replica.tokenizer, prompts, generation, echo, logprobs is not None)
-    return await respond(request, replica, reply, prompts, generation)
+    return await respond(request, replica, reply, prompts, generation, Reading(continues=True))
 
 
 async def _read_prompts(fields: Fields, replica: Replica) -> list[Prompt]:
@@ -102,9 +102,13 @@ class CompletionReply(Reply):
         self._total = len(prompts) * generation.choices
         self._include_usage = generation.include_usage
         self._echoes = [
-            self._text(prompt.tokens) if echo else "" for prompt in prompts for _ in range(generation.choices)
+            self._echo(prompt.tokens) if echo else "" for prompt in prompts for _ in range(generation.choices)
         ]
         self._written = [len(echoed) for echoed in self._echoes]
+
+    def _echo(self, tokens: list[int]) -> str:
+        text = self._text(tokens)
+        return text.removeprefix(" ") if self._tokenizer.strips_first_space else text
 
     def _text(self, tokens: list[int]) -> str:
         return b"".join(self._tokenizer.bytes_of(token) for token in tokens).decode("utf-8", "replace")

@@ -39,7 +39,10 @@ class Delta:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a reply's text is to be understood. `shown`: control tokens that mark calls, with their spelling."""
+    """How a reply's text is to be understood. `shown`: control tokens that mark calls, with their spelling.
+
+    `continues`: it goes on from the prompt's text, rather than being a text of its own.
+    """
 
     dialect: Dialect | None = None
     tools: frozenset[str] = frozenset()
@@ -47,6 +50,7 @@ class Reading:
     reasons: bool = False
     begins_inside: bool = False
     shown: dict[int, bytes] = field(default_factory=dict)
+    continues: bool = False
 
 
 @dataclass
@@ -71,7 +75,7 @@ class Usage:
 class _Choice:
     def __init__(self, index: int, tokenizer: TextTokenizer, generation: Generation, reading: Reading) -> None:
         self.index = index
-        self._detokenizer = Detokenizer(tokenizer, reading.shown)
+        self._detokenizer = Detokenizer(tokenizer, reading.shown, continues=reading.continues)
         self._stops = StopMatcher(generation.stops)
         self._reasoning = ReasoningSplitter(reading.begins_inside) if reading.reasons else None
         self._tools = (

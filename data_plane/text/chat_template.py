@@ -88,7 +88,7 @@ class ChatTemplate:
             )
         except _Refused as error:
             raise RequestError(f"the model's chat template refused: {error}", param="messages") from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except Exception as error:  # a template is a program of the model's makers: it may fail in any way
             raise RequestError(
                 f"the model's chat template cannot render these messages ({type(error).__name__})", param="messages"
             ) from error

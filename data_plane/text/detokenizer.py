@@ -14,12 +14,18 @@ class Detokenizer:
     that the end cuts short is dropped.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, shown: dict[int, bytes] | None = None) -> None:
-        """shown: control tokens that are to be seen, with how they are spelled."""
+    def __init__(
+        self, tokenizer: TextTokenizer, shown: dict[int, bytes] | None = None, *, continues: bool = False
+    ) -> None:
+        """shown: control tokens that are to be seen, with how they are spelled.
+
+        continues: the text goes on from a prompt, so the space that some tokenizers put before a text's first word is
+        one of its own.
+        """
         self._bytes_of = tokenizer.bytes_of
         self._shown = shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._drop_space = tokenizer.strips_first_space
+        self._drop_space = tokenizer.strips_first_space and not continues
 
     def feed(self, token_id: int) -> str:
         text = self._decoder.decode(self._shown.get(token_id) or self._bytes_of(token_id))
