@@ -29,6 +29,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     fields = Fields.parse(await request.read())
     model = fields.string("model")
     replica.check_model(model, request.headers)
+    replica.check_generates()
     for name in ("functions", "function_call"):
         fields.refuse(name, ([], "none", "auto"), f"{name} is replaced by tools and tool_choice")
     fields.refuse("modalities", (["text"],), "this model writes text only")

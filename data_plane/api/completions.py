@@ -26,6 +26,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     fields = Fields.parse(await request.read())
     model = fields.string("model")
     replica.check_model(model, request.headers)
+    replica.check_generates()
     fields.refuse("suffix", ("",), "suffix (insertion) is not supported by this model")
     logprobs = fields.optional_integer("logprobs", 0, 5)
     echo = fields.boolean("echo")

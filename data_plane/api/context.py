@@ -80,6 +80,10 @@ class Replica:
                 code="context_length_exceeded",
             )
 
+    def check_generates(self) -> None:
+        if not self.ready.generates:
+            raise RequestError("this model makes embeddings only; use /v1/embeddings", param="model")
+
     def check_model(self, requested: str, headers: Any) -> None:
         if headers.get("x-ingle-model") != "override" and requested != self.name:
             raise RequestError(

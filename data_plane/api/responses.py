@@ -27,6 +27,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     fields = Fields.parse(await request.read())
     model = fields.string("model")
     replica.check_model(model, request.headers)
+    replica.check_generates()
     _refuse(fields)
     owner = request.headers.get("x-ingle-cache-salt", "")
     earlier: list[dict[str, Any]] = []

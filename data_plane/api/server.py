@@ -21,6 +21,7 @@ from data_plane import log
 from data_plane.api.chat import chat_completions
 from data_plane.api.completions import completions
 from data_plane.api.context import REPLICA, Handler, Replica
+from data_plane.api.embeddings import embeddings
 from data_plane.api.responses import create_response
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient, start_process
@@ -147,6 +148,7 @@ def make_app(replica: Replica) -> web.Application:
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/v1/responses", create_response)
+    app.router.add_post("/v1/embeddings", embeddings)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{id}", _model)
     app.router.add_get("/health", _health)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,10 @@ from data_plane.config import EngineConfig
 from data_plane.engine.ipc import EngineSocket
 from data_plane.engine.messages import Failed, Ready
 from data_plane.errors import StartError
+
+if TYPE_CHECKING:
+    from data_plane.engine.core import EngineCore
+    from data_plane.engine.encoder import EncoderCore
 
 
 def main(arguments: list[str]) -> int:
@@ -27,20 +32,35 @@ def main(arguments: list[str]) -> int:
     peer = EngineSocket(socket.socket(fileno=int(arguments[0])))
     config = msgspec.json.decode(arguments[1], type=EngineConfig)
     try:
-        from data_plane.engine.core import EngineCore
-        from data_plane.engine.loader import load
-
-        imported = time.monotonic()
-        loaded = load(config)
+        core, ready = _load(config, started)
     except StartError as error:
         peer.send([Failed(error.code, str(error))])
         return error.exit_code
     except ImportError as error:
         peer.send([Failed("engine_missing", f"{error}; install it with: pip install 'ingle[engine]'")])
         return 1
-    core = EngineCore(loaded)
+    if peer.send([ready]):
+        core.run(peer)
+    log.event("engine_stopped", steps=core.counters.steps)
+    return 0
+
+
+def _load(config: EngineConfig, started: float) -> tuple[EngineCore | EncoderCore, Ready]:
+    """The core that runs this kind of model. Imports are here because a StartError must reach the other side."""
+    from data_plane.loading.files import is_encoder
+    from data_plane.loading.sources import resolve
+
+    if is_encoder(resolve(config.model)):
+        from data_plane.engine.encoder import load_encoder
+
+        return load_encoder(config, started)
+    from data_plane.engine.core import EngineCore
+    from data_plane.engine.loader import load
+
+    imported = time.monotonic()
+    loaded = load(config)
     ready = Ready(
-        device=str(loaded.device),
+        device=loaded.device,
         precision=loaded.precision,
         kernels=loaded.kernels,
         max_model_len=loaded.max_model_len,
@@ -50,10 +70,7 @@ def main(arguments: list[str]) -> int:
         eos_token_ids=list(loaded.spec.eos_token_ids),
         phases={"import": imported - started, **loaded.phases},
     )
-    if peer.send([ready]):
-        core.run(peer)
-    log.event("engine_stopped", steps=core.counters.steps)
-    return 0
+    return EngineCore(loaded), ready
 
 
 if __name__ == "__main__":

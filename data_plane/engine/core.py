@@ -21,9 +21,9 @@ from data_plane.engine.messages import (
     Progress,
     Stop,
     ToEngine,
-    TokenLogprob,
 )
 from data_plane.engine.request import Sequence
+from data_plane.engine.runner import Sampled
 from data_plane.engine.scheduler import Scheduled, Scheduler
 
 IDLE_TICK_S = 0.5
@@ -109,11 +109,15 @@ class EngineCore:
                 self.counters.prompt_tokens += min(item.count, item.seq.prompt_len - item.seq.num_computed)
             self.scheduler.computed(item)
             if item.seq.id in sampled:
-                outputs.append(self._append(item.seq, *sampled[item.seq.id]))
-        self.counters.generated_tokens += len(outputs)
+                outputs.append(self._append(item.seq, sampled[item.seq.id]))
+        self.counters.generated_tokens += sum(not item.seq.params.embed for item in plan if item.seq.id in sampled)
         return [*outputs, self._progress(time.monotonic() - started, plan, moved)]
 
-    def _append(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
+    def _append(self, seq: Sequence, sampled: Sampled) -> Output:
+        if seq.params.embed:
+            self.scheduler.finish(seq)
+            return Output(seq.id, [], "stop", None, seq.cached_tokens, seq.scheduled_at, vector=sampled.vector)
+        token, logprob = sampled.token, sampled.logprob
         seq.tokens.append(token)
         finish = self._finish_reason(seq, token)
         first = not seq.reported

@@ -17,7 +17,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; logprobs -1 is off."""
+    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; logprobs -1 is off.
+
+    embed: no tokens are wanted but the hidden state of the prompt's last one.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -34,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     grammar: str = ""
+    embed: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", array_like=True):
@@ -71,6 +75,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     cached_tokens: int = 0
     scheduled_at: float = 0.0
     error: str = ""
+    vector: bytes = b""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
@@ -85,6 +90,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     block_size: int
     eos_token_ids: list[int]
     phases: dict[str, float]
+    generates: bool = True
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):

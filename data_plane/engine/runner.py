@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from data_plane.engine.grammar import Grammars
@@ -10,6 +12,14 @@ from data_plane.engine.sampler import sample
 from data_plane.engine.scheduler import Scheduled
 from data_plane.models.batch import Batch
 from data_plane.models.registry import Model
+
+
+class Sampled(NamedTuple):
+    """A token and what is told of it, or the hidden state that was wanted instead."""
+
+    token: int
+    logprob: TokenLogprob | None
+    vector: bytes = b""
 
 
 class Runner:
@@ -32,8 +42,8 @@ class Runner:
         self._weight_bytes = model.weight_bytes()
         self._token_bytes = model.spec.kv_bytes_per_token(model.kv_value_bytes)
 
-    def run(self, plan: list[Scheduled]) -> dict[str, tuple[int, TokenLogprob | None]]:
-        """One forward pass. Returns the sampled token of each sequence whose last token ran, by id."""
+    def run(self, plan: list[Scheduled]) -> dict[str, Sampled]:
+        """One forward pass. Returns what came of each sequence whose last token ran, by id."""
         sampling = [item.seq for item in plan if item.samples]
         masks = self._grammars.begin_masks(sampling)
         logits = self._model(self._batch(plan), self.kv)
@@ -41,7 +51,13 @@ class Runner:
             return {}
         allowed = {row: mask.result() for row, mask in masks.items()}
         tokens, logprobs = sample(logits, sampling, self._model.draw, allowed)
-        return {seq.id: pair for seq, *pair in zip(sampling, tokens, logprobs, strict=True)}  # type: ignore[misc]
+        sampled = {
+            seq.id: Sampled(token, logprob) for seq, token, logprob in zip(sampling, tokens, logprobs, strict=True)
+        }
+        for row, seq in enumerate(sampling):
+            if seq.params.embed:
+                sampled[seq.id] = Sampled(0, None, self._model.hidden(row).tobytes())
+        return sampled
 
     def bytes_moved(self, plan: list[Scheduled]) -> int:
         """The least a step must read and write: the weights once, and each sequence's keys and values once."""

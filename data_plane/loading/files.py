@@ -20,3 +20,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelUnreadable(f"{path} does not hold an object; fetch the model again")
     return value
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether a model folder holds a BERT encoder."""
+    config = path / "config.json"
+    return path.is_dir() and config.exists() and (read_json(config).get("architectures") or [None])[0] == "BertModel"

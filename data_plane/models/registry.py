@@ -30,6 +30,10 @@ class Model(Protocol):
         """float32 logits [R, vocabulary] in host memory; kv is written in place."""
         ...
 
+    def hidden(self, row: int) -> Array:
+        """float32 [hidden]: the last step's normed state behind logits row `row`, good until the next step."""
+        ...
+
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         """A token for each row; see `kernels.sampling.draw`."""
         ...

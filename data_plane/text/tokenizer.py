@@ -57,6 +57,7 @@ class TextTokenizer:
         byte_level: bool,
         first_space: bool,
         bos_ids: tuple[int, ...],
+        end_ids: tuple[int, ...] = (),
     ) -> None:
         self._plain = plain
         self._special = special
@@ -64,6 +65,7 @@ class TextTokenizer:
         self._byte_level = byte_level
         self.strips_first_space = first_space
         self.bos_ids = bos_ids
+        self._end_ids = end_ids
         self._hidden = {id for text in tokens.control if (id := special.token_to_id(text)) is not None}
         # added tokens stand for their own text, whatever alphabet the others are written in
         self._literal = {id: token.content for id, token in special.get_added_tokens_decoder().items()}
@@ -77,6 +79,10 @@ class TextTokenizer:
         encoder = self._special if control else self._plain
         ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
         return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Ids of a text that stands alone, with the marks that the model expects around one."""
+        return [*self.bos_ids, *self.encode(text), *self._end_ids]
 
     def spells_control(self, text: str) -> bool:
         return any(token in text for token in self.tokens.control)
@@ -235,16 +241,29 @@ def from_folder(folder: Path) -> TextTokenizer:
     config = read_json(config_path) if config_path.exists() else {}
     byte_level = "ByteLevel" in _dump({"decoder": state.get("decoder"), "pre": state.get("pre_tokenizer")})
     bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
-    ids = tuple(int(id) for id in special.encode("", add_special_tokens=True).ids)
-    eos_id = special.token_to_id(eos) if eos else None
+    # files may carry the padding and truncation of somebody's last run
+    special.no_padding()
+    special.no_truncation()
+    before, after = _marks(special)
     return TextTokenizer(
         _without_control(special),
         special,
         SpecialTokens(bos, eos, tuple(str(token.content) for token in added if token.special)),
         byte_level=byte_level,
         first_space=not byte_level and _prepends(state),
-        bos_ids=tuple(id for id in ids if id != eos_id),
+        bos_ids=before,
+        end_ids=after,
     )
+
+
+def _marks(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The control tokens that the tokenizer puts before and after a text."""
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    for at in range(len(whole) - len(bare) + 1):
+        if whole[at : at + len(bare)] == bare:
+            return tuple(whole[:at]), tuple(whole[at + len(bare) :])
+    return (), ()
 
 
 def _prepends(state: dict[str, Any]) -> bool:

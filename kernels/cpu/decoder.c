@@ -40,7 +40,7 @@ typedef struct {
     shape s;
     pool workers;
     step now;
-    int64_t few_logit_rows[FEW_ROWS];
+    int64_t *logit_rows;  // of the step at hand; the caller's own may be gone when a slow thread looks
     draw_call drawing;
     float *weights;          // [threads][vocabulary], for draws
     candidate *candidates;   // [threads][vocabulary]
@@ -74,7 +74,7 @@ static float *floats(size_t count) { return aligned_alloc(64, (count * sizeof(fl
 void ingle_decoder_close(decoder *d) {
     if (!d) return;
     if (d->workers.threads > 1) pool_settle(&d->workers), pool_close(&d->workers);
-    free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->claims), free(d->finished);
+    free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->logit_rows), free(d->claims), free(d->finished);
     free(d->weights), free(d->candidates);
     free_quantized(&d->shared);
     for (int t = 0; t < MOST_THREADS; t++) free_quantized(&d->own[t]);
@@ -97,11 +97,12 @@ decoder *ingle_decoder_open(const shape *s) {
     d->phases = s->layers * 11 + 4;
     d->claims = calloc((size_t)d->phases, sizeof *d->claims);
     d->finished = calloc((size_t)d->phases, sizeof *d->finished);
+    d->logit_rows = malloc(sizeof *d->logit_rows * rows);
     d->items = malloc(sizeof *d->items * (rows + 1));
     d->parts = aligned_alloc(64, sizeof *d->parts * MOST_PARTS);
     d->weights = floats((size_t)s->threads * ((s->vocabulary + LANES - 1) / LANES * LANES));
     d->candidates = malloc(sizeof *d->candidates * (size_t)s->threads * s->vocabulary);
-    int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->finished || !d->items || !d->parts;
+    int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->logit_rows || !d->finished || !d->items || !d->parts;
     failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->planes);
     for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->planes);
     if (failed || pool_open(&d->workers, s->threads)) {
@@ -168,8 +169,7 @@ static void prepare_down(decoder *d, const layer *l, int row, quantized *to, int
 
 static void prepare_head(decoder *d, const layer *l, int row, quantized *to, int at) {
     (void)l;
-    const int64_t *rows = d->now.logit_rows <= FEW_ROWS ? d->few_logit_rows : d->now.logit_row;
-    prepare_norm(d, d->s.norm, (int)rows[row], to, at);
+    prepare_norm(d, d->s.norm, (int)d->logit_rows[row], to, at);
 }
 
 // Quantize the inputs of a matrix, then multiply. Few rows are prepared by every thread for itself, which is cheaper than a
@@ -381,7 +381,7 @@ int ingle_decoder_step(decoder *d, const step *n) {
     if (n->tokens > d->s.most_tokens || n->tokens <= 0 || n->sequences > n->tokens || n->logit_rows > n->tokens) return -1;
     pool_settle(&d->workers);
     d->now = *n;
-    for (int row = 0; row < n->logit_rows && row < FEW_ROWS; row++) d->few_logit_rows[row] = n->logit_row[row];
+    memcpy(d->logit_rows, n->logit_row, sizeof *n->logit_row * (size_t)n->logit_rows);
     d->items[0] = 0;
     int longest = 0;
     for (int q = 0; q < n->sequences; q++) {
@@ -393,6 +393,13 @@ int ingle_decoder_step(decoder *d, const step *n) {
     memset(d->claims, 0, sizeof *d->claims * (size_t)d->phases);
     memset(d->finished, 0, sizeof *d->finished * (size_t)d->phases);
     pool_run(&d->workers, walk, d);
+    return 0;
+}
+
+// The normed state behind a logits row of the last step, [hidden]; 0, or -1 where there is no such row.
+int ingle_decoder_hidden(decoder *d, int row, float *out) {
+    if (row < 0 || row >= d->now.logit_rows) return -1;
+    norm_row(d->x + (size_t)d->logit_rows[row] * d->s.hidden, d->s.norm, d->s.eps, d->s.hidden, out);
     return 0;
 }
 

@@ -185,6 +185,13 @@ class Decoder:
             raise InvalidInput(f"a step of {ids.shape[0]} tokens is over the {self.shape.most_tokens} allotted")
         return logits
 
+    def hidden(self, row: int) -> Array:
+        """float32 [hidden]: the last step's normed state behind logits row `row`."""
+        out = np.empty(self.shape.hidden, np.float32)
+        if self._library.ingle_decoder_hidden(self._handle, row, _address(out)):
+            raise InvalidInput(f"the last step had no logits row {row}")
+        return out
+
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         """A token for each row of contiguous float32 logits [R, vocabulary]; see `kernels.sampling.draw`."""
         tokens = np.empty(logits.shape[0], np.int64)
@@ -219,6 +226,7 @@ def _bind(native: ctypes.CDLL) -> ctypes.CDLL:
     native.ingle_decoder_open.restype = ctypes.c_void_p
     native.ingle_decoder_open.argtypes = [ctypes.c_void_p]
     native.ingle_decoder_close.argtypes = [ctypes.c_void_p]
+    native.ingle_decoder_hidden.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     native.ingle_decoder_draw.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     native.ingle_decoder_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     for which, structure in enumerate((_Matrix, _Layer, _Shape, _Step, _Draw)):

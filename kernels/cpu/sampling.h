@@ -91,7 +91,9 @@ static int gather(const float *weights, int n, double total, int top_k, float to
             }
         }
         int enough = top_k > 0 ? count >= top_k : (top_p < 1 && mass >= (double)top_p * total);
-        if (enough || everything || (min_p > 0 && threshold <= min_p)) return count;
+        // what min-p drops still counts in the sum that top-p is a share of, where top-k makes that sum
+        int dropped = min_p > 0 && threshold <= min_p && (top_k <= 0 || top_p >= 1);
+        if (enough || everything || dropped) return count;
     }
 }
 
