@@ -61,6 +61,9 @@ class ContextModel:
             logits[place, next_token(kv[slots, 0].tolist())] = 10
         return logits
 
+    def hidden(self, row: int) -> Array:
+        return np.zeros(self.spec.hidden_size, np.float32)
+
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         return draw(logits, draws)
 
