@@ -56,7 +56,7 @@ def load(config: EngineConfig) -> Loaded:
     model: Model
     try:
         if precision in _PACKED:
-            model, kernels = _packed(config, checkpoint, precision, max_model_len, budget), "c"
+            model, kernels = _packed(config, checkpoint, path, precision, max_model_len, budget), "c"
         else:
             model, kernels = _torch_model(config, checkpoint, precision, device, max_model_len)
         num_blocks = _num_blocks(config, model, device, max_model_len)
@@ -150,7 +150,9 @@ def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: str) -> str |
     return decoder_shape(spec, block_size=config.block_size, most_tokens=1, threads=1, activation_bits=15).why_not()
 
 
-def _packed(config: EngineConfig, checkpoint: Checkpoint, precision: str, max_model_len: int, budget: int) -> Model:
+def _packed(
+    config: EngineConfig, checkpoint: Checkpoint, path: Path, precision: str, max_model_len: int, budget: int
+) -> Model:
     threads = config.threads or len(os.sched_getaffinity(0))
     shape = decoder_shape(
         checkpoint.spec,
@@ -159,7 +161,7 @@ def _packed(config: EngineConfig, checkpoint: Checkpoint, precision: str, max_mo
         threads=threads,
         activation_bits=8 if precision == "packed8" else 15,
     )
-    return PackedLlamaModel(checkpoint, shape, max_model_len)
+    return PackedLlamaModel(checkpoint, path, shape, max_model_len)
 
 
 def _cpu_has_bfloat16() -> bool:

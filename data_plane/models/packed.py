@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from data_plane.layers.rope import cos_sin_table
+from data_plane.loading import prepacked
 from data_plane.loading.checkpoint import Checkpoint, GroupedWeight, group_to_8_bits
 from data_plane.models.batch import Array, Batch
 from data_plane.models.spec import ModelSpec
-from kernels.cpu import Decoder, DecoderShape, LayerWeights, PackedMatrix, pack
+from kernels.cpu import LANES, Decoder, DecoderShape, LayerWeights, PackedMatrix, pack
 from kernels.sampling import Draws
 
 
 class PackedLlamaModel:
     """See `registry.Model`. Weights that the file holds in groups of 32 are used as they are; others become 8-bit."""
 
-    def __init__(self, checkpoint: Checkpoint, shape: DecoderShape, max_model_len: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, path: Path, shape: DecoderShape, max_model_len: int) -> None:
         spec = self.spec = checkpoint.spec
         self.kv_value_bytes = 2
-        layers = [_layer(checkpoint, spec, index) for index in range(spec.num_layers)]
-        head = _matrix(checkpoint, "embed" if spec.tied_head else "head")
-        embedding = None if spec.tied_head else np.ascontiguousarray(checkpoint.dense("embed.weight"), np.float16)
-        norm = np.ascontiguousarray(checkpoint.dense("norm.weight"), np.float32)
+        entry = prepacked.entry_for(path)
+        arrays = prepacked.read(entry)
+        if arrays is None:
+            arrays = _pack_all(checkpoint)
+            if prepacked.write(entry, arrays):
+                arrays = prepacked.read(entry) or arrays
+        layers = [_layer(arrays, spec, index) for index in range(spec.num_layers)]
+        head = _matrix(arrays, "head", spec.vocab_size, spec.hidden_size)
         table = cos_sin_table(spec.rope, max_model_len)
-        self._decoder = Decoder(shape, layers, norm, head, embedding, table)
+        self._decoder = Decoder(shape, layers, arrays["norm"], head, arrays.get("embedding"), table)
         self._bytes = head.nbytes + sum(
             part.nbytes for layer in layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)
         )
 
     def new_cache(self, num_blocks: int, block_size: int) -> Array:
         spec = self.spec
-        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
         return np.empty(shape, np.float16)
 
     def __call__(self, batch: Batch, kv: Array) -> Array:
@@ -68,44 +75,69 @@ def decoder_shape(
     )
 
 
-def _layer(checkpoint: Checkpoint, spec: ModelSpec, index: int) -> LayerWeights:
-    name = f"layers.{index}"
+def _pack_all(checkpoint: Checkpoint) -> dict[str, Array]:
+    """Everything that the decoder reads, by name. A matrix is `.values`, `.scales` and perhaps `.bias`."""
+    spec = checkpoint.spec
+    arrays: dict[str, Array] = {"norm": _vector(checkpoint, "norm")}
+    if not spec.tied_head:
+        arrays["embedding"] = np.ascontiguousarray(checkpoint.dense("embed.weight"), np.float16)
+    arrays |= _pack(checkpoint, "head", ["embed" if spec.tied_head else "head"])
+    for index in range(spec.num_layers):
+        name = f"layers.{index}"
+        for part in ("attn_norm", "mlp_norm", *(("q_norm", "k_norm") if spec.qk_norm else ())):
+            arrays[f"{name}.{part}"] = _vector(checkpoint, f"{name}.{part}")
+        for part, sources, bias in (
+            ("qkv", "qkv", spec.attention_bias),
+            ("out", "o", spec.output_bias),
+            ("gate_up", ("gate", "up"), spec.mlp_bias),
+            ("down", ("down",), spec.mlp_bias),
+        ):
+            arrays |= _pack(checkpoint, f"{name}.{part}", [f"{name}.{source}" for source in sources], bias=bias)
+    return arrays
 
-    def vector(part: str) -> Array:
-        return np.ascontiguousarray(checkpoint.dense(f"{name}.{part}.weight"), np.float32)
 
-    return LayerWeights(
-        attn_norm=vector("attn_norm"),
-        mlp_norm=vector("mlp_norm"),
-        q_norm=vector("q_norm") if spec.qk_norm else None,
-        k_norm=vector("k_norm") if spec.qk_norm else None,
-        qkv=_matrix(checkpoint, *(f"{name}.{part}" for part in "qkv"), bias=spec.attention_bias),
-        out=_matrix(checkpoint, f"{name}.o", bias=spec.output_bias),
-        gate_up=_matrix(checkpoint, f"{name}.gate", f"{name}.up", bias=spec.mlp_bias),
-        down=_matrix(checkpoint, f"{name}.down", bias=spec.mlp_bias),
-        window=spec.window(index),
-    )
+def _vector(checkpoint: Checkpoint, name: str) -> Array:
+    return np.ascontiguousarray(checkpoint.dense(f"{name}.weight"), np.float32)
 
 
-def _matrix(checkpoint: Checkpoint, *names: str, bias: bool = False) -> PackedMatrix:
-    """The matrices `names`, stacked along the output."""
-    parts = [_grouped(checkpoint, f"{name}.weight") for name in names]
-    if len({part.bits for part in parts}) > 1:
-        parts = [part if part.bits == 8 else _widened(part) for part in parts]
-    offset = np.concatenate([checkpoint.dense(f"{name}.bias") for name in names]) if bias else None
-    return pack(
+def _pack(checkpoint: Checkpoint, name: str, sources: list[str], *, bias: bool = False) -> dict[str, Array]:
+    """The matrices `sources`, stacked along the output."""
+    parts = [_grouped(checkpoint, f"{source}.weight") for source in sources]
+    # values of 4 bits fit into 8 as they are: nothing changes but their storage
+    bits = max(part.bits for part in parts)
+    packed = pack(
         np.concatenate([part.values for part in parts]),
         np.concatenate([part.scale for part in parts]),
         np.concatenate([part.offset for part in parts]),
-        parts[0].bits,
-        offset,
+        bits,
+        np.concatenate([checkpoint.dense(f"{source}.bias") for source in sources]) if bias else None,
+    )
+    arrays = {f"{name}.values": packed.values, f"{name}.scales": packed.scales}
+    return arrays if packed.bias is None else {**arrays, f"{name}.bias": packed.bias}
+
+
+def _matrix(arrays: dict[str, Array], name: str, outputs: int, inputs: int) -> PackedMatrix:
+    values = arrays[f"{name}.values"]
+    tiles = arrays[f"{name}.scales"].shape[0]
+    bits = values.nbytes * 8 // (tiles * LANES * inputs)
+    return PackedMatrix(values, arrays[f"{name}.scales"], arrays.get(f"{name}.bias"), outputs, inputs, bits)
+
+
+def _layer(arrays: dict[str, Array], spec: ModelSpec, index: int) -> LayerWeights:
+    name = f"layers.{index}"
+    attended, width = spec.num_heads * spec.head_dim, spec.hidden_size
+    return LayerWeights(
+        attn_norm=arrays[f"{name}.attn_norm"],
+        mlp_norm=arrays[f"{name}.mlp_norm"],
+        q_norm=arrays.get(f"{name}.q_norm"),
+        k_norm=arrays.get(f"{name}.k_norm"),
+        qkv=_matrix(arrays, f"{name}.qkv", attended + 2 * spec.num_kv_heads * spec.head_dim, width),
+        out=_matrix(arrays, f"{name}.out", width, attended),
+        gate_up=_matrix(arrays, f"{name}.gate_up", 2 * spec.intermediate_size, width),
+        down=_matrix(arrays, f"{name}.down", width, spec.intermediate_size),
+        window=spec.window(index),
     )
 
 
 def _grouped(checkpoint: Checkpoint, name: str) -> GroupedWeight:
     return checkpoint.grouped(name) or group_to_8_bits(checkpoint.dense(name))
-
-
-def _widened(part: GroupedWeight) -> GroupedWeight:
-    """The same values in 8 bits: nothing changes but their storage."""
-    return GroupedWeight(part.values, part.scale, part.offset, 8)

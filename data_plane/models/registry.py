@@ -23,7 +23,7 @@ class Model(Protocol):
     kv_value_bytes: int
 
     def new_cache(self, num_blocks: int, block_size: int) -> Any:
-        """An empty paged KV cache, [layers, 2, blocks, Hk, block, D], in a layout of the model's own."""
+        """An empty paged KV cache in a layout of the model's own."""
         ...
 
     def __call__(self, batch: Batch, kv: Any) -> Array:

@@ -2,6 +2,6 @@
 
 from kernels.cpu.build import CompilerMissing, library
 from kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights
-from kernels.cpu.packing import PackedMatrix, pack
+from kernels.cpu.packing import LANES, PackedMatrix, pack
 
-__all__ = ["CompilerMissing", "Decoder", "DecoderShape", "LayerWeights", "PackedMatrix", "library", "pack"]
+__all__ = ["LANES", "CompilerMissing", "Decoder", "DecoderShape", "LayerWeights", "PackedMatrix", "library", "pack"]

@@ -12,9 +12,10 @@
 #define MOST_TILE 8
 
 typedef struct {
-    const half *keys, *values;  // of one layer: [blocks][Hk][D][block], [blocks][Hk][block][D]
+    const half *keys, *values;  // of one layer in block 0: [Hk][D][block], [Hk][block][D]
     const int32_t *table;       // the sequence's blocks
-    int32_t block_size, block_shift, kv_heads, head, head_dim;
+    size_t block_stride;        // in halves: a block's layers lie together
+    int32_t block_size, block_shift, head, head_dim;
 } kv_view;
 
 typedef struct {
@@ -30,14 +31,14 @@ typedef struct {
 // Where the sixteen positions from `position` on begin; a block holds a multiple of sixteen.
 INLINE const half *keys_at(const kv_view *kv, int position) {
     size_t block = (size_t)kv->table[position >> kv->block_shift];
-    return kv->keys + (((block * kv->kv_heads + kv->head) * (size_t)kv->head_dim) << kv->block_shift) +
+    return kv->keys + block * kv->block_stride + (((size_t)kv->head * kv->head_dim) << kv->block_shift) +
            (position & (kv->block_size - 1));
 }
 
 INLINE const half *values_at(const kv_view *kv, int position) {
     size_t block = (size_t)kv->table[position >> kv->block_shift];
-    return kv->values + (((block * kv->kv_heads + kv->head) << kv->block_shift) + (position & (kv->block_size - 1))) *
-                            (size_t)kv->head_dim;
+    return kv->values + block * kv->block_stride +
+           (((size_t)kv->head << kv->block_shift) + (position & (kv->block_size - 1))) * (size_t)kv->head_dim;
 }
 
 INLINE void fetch_ahead(const half *from, int halves) {

@@ -31,8 +31,8 @@ typedef struct {
     int32_t tokens, sequences, table_width, logit_rows;
     const int64_t *ids, *positions, *slots, *logit_row;
     const int32_t *tables, *starts, *lengths;
-    half *kv;              // [layers][2][blocks][Hk][…]
-    int64_t layer_stride;  // in halves; the values of a layer lie half of it further
+    half *kv;              // [blocks][layers][2][Hk][…]: what is used lies together, so that little memory is touched
+    int64_t block_stride;  // in halves
     float *logits;         // [logit_rows][vocabulary]
 } step;
 
@@ -229,13 +229,13 @@ static void place_row(decoder *d, const layer *l, int index, int row) {
     for (int i = 0; i < s->heads * dim; i++) fused[i] *= scale;
     int64_t slot = n->slots[row];
     if (slot < 0) return;
-    half *keys = n->kv + (size_t)index * n->layer_stride, *values = keys + n->layer_stride / 2;
-    size_t base = (size_t)(slot / block) * s->kv_heads * dim * block;
+    size_t part = (size_t)s->kv_heads * dim * block;
+    half *keys = n->kv + (size_t)(slot / block) * n->block_stride + (size_t)index * 2 * part, *values = keys + part;
     int offset = (int)(slot % block);
     for (int h = 0; h < s->kv_heads; h++) {
         const float *k = fused + (s->heads + h) * dim, *v = k + s->kv_heads * dim;
-        half *to_k = keys + base + (size_t)h * dim * block + offset;
-        half *to_v = values + base + ((size_t)h * block + offset) * dim;
+        half *to_k = keys + (size_t)h * dim * block + offset;
+        half *to_v = values + ((size_t)h * block + offset) * dim;
         for (int i = 0; i < dim; i++) {
             to_k[(size_t)i * block] = float_to_half(k[i]);
             to_v[i] = float_to_half(v[i]);
@@ -255,9 +255,11 @@ static attention_tile open_tile(decoder *d, const layer *l, int index, int seque
     const step *n = &d->now;
     int share = s->heads / s->kv_heads, dim = s->head_dim;
     int first = n->starts[sequence], queries = n->starts[sequence + 1] - first;
-    const half *keys = n->kv + (size_t)index * n->layer_stride;
-    attention_tile t = {.kv = {keys, keys + n->layer_stride / 2, n->tables + (size_t)sequence * n->table_width,
-                               s->block_size, __builtin_ctz((unsigned)s->block_size), s->kv_heads, head, dim}};
+    size_t part = (size_t)s->kv_heads * dim * s->block_size;
+    const half *keys = n->kv + (size_t)index * 2 * part;
+    attention_tile t = {.kv = {keys, keys + part, n->tables + (size_t)sequence * n->table_width,
+                               (size_t)n->block_stride, s->block_size,
+                               __builtin_ctz((unsigned)s->block_size), head, dim}};
     int left = queries * share - tile * MOST_TILE;
     t.count = left < MOST_TILE ? left : MOST_TILE;
     for (int r = 0; r < t.count; r++) {

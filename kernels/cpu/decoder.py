@@ -50,7 +50,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("tokens", "sequences", "table_width", "logit_rows")),
         *((name, ctypes.c_void_p) for name in (
             "ids", "positions", "slots", "logit_row", "tables", "starts", "lengths")),
-        ("kv", ctypes.c_void_p), ("layer_stride", ctypes.c_int64), ("logits", ctypes.c_void_p),
+        ("kv", ctypes.c_void_p), ("block_stride", ctypes.c_int64), ("logits", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ class Decoder:
         """float32 logits [R, vocabulary], good until the next step.
 
         ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows:
-        int64 [R]; kv: float16 [layers, 2, blocks, Hk, block, D], whose keys this code lays out [D, block].
+        int64 [R]; kv: float16 [blocks, layers, 2, Hk, block, D], whose keys this code lays out [D, block].
         """
         wanted = logit_rows.shape[0]
         if wanted > len(self._logits):
