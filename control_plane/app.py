@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from control_plane.api.accounts import AccountOperations
 from control_plane.api.endpoints import EndpointOperations
+from control_plane.api.metering import MeteringOperations
 from control_plane.api.places import Places
 from control_plane.api.platform import PlatformOperations
 from control_plane.api.server import AdminApi
@@ -170,6 +171,7 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
         gateway_id=f"{region}@{socket.gethostname()}"[:40] + f":{address.port or os.getpid()}",
         limits=settings.limits,
         timing=settings.timing,
+        trusted_proxies=settings.trusted_proxies,
     )
     stack.push_async_callback(gateway.close)
     await gateway.keeper.start()
@@ -196,6 +198,7 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     operations = [
         *EndpointOperations(platform.store, places, platform.provider.logs).table(),
         *AccountOperations(platform.store, platform.secret).table(),
+        *MeteringOperations(platform.store).table(),
         *PlatformOperations(platform.store, places, platform.authority, version("ingle")).table(),
     ]
     api = AdminApi(platform.store, platform.secret, operations, version("ingle"))

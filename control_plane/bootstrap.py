@@ -41,7 +41,6 @@ async def bootstrap(platform: Platform, admin_url: str, *, first_key: bool) -> s
                 name="first-run",
                 digest=made.digest,
                 prefix=made.prefix,
-                concurrency=None,
                 expires_at=None,
                 now=now,
             )

@@ -114,6 +114,15 @@ class AdminClient:
     def tenants(self) -> list[schemas.Tenant]:
         return self._all(schemas.Tenant, "/tenants")
 
+    def tenant(self, name: str) -> schemas.Tenant:
+        return self._one(schemas.Tenant, "GET", f"/tenants/{_part(name)}")
+
+    def limit_tenant(self, name: str, limits: Mapping[str, Any]) -> schemas.Tenant:
+        return self._one(schemas.Tenant, "PATCH", f"/tenants/{_part(name)}", limits)
+
+    def update_key(self, key_id: str, changes: Mapping[str, Any]) -> schemas.Key:
+        return self._one(schemas.Key, "PATCH", f"/keys/{_part(key_id)}", changes)
+
     def create_key(self, spec: Mapping[str, Any]) -> schemas.NewKey:
         return self._create(schemas.NewKey, "/keys", spec)
 
@@ -138,6 +147,16 @@ class AdminClient:
 
     def usage(self, **filters: str | None) -> list[schemas.Usage]:
         return self._all(schemas.Usage, "/usage", filters)
+
+    def cost(self, **filters: str | None) -> list[schemas.Cost]:
+        return self._all(schemas.Cost, "/cost", filters)
+
+    def prices(self) -> list[schemas.Prices]:
+        """Newest first."""
+        return self._all(schemas.Prices, "/prices")
+
+    def set_prices(self, book: Mapping[str, Any]) -> schemas.Prices:
+        return self._create(schemas.Prices, "/prices", book)
 
     def audit(self, limit: int) -> list[schemas.Audit]:
         return self._page(schemas.Audit, "/audit", {"limit": str(limit)})[0]

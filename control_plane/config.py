@@ -6,6 +6,7 @@ The file is `HOME/ingle.toml`. A nested field is spelled with two underscores in
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import sys
@@ -31,6 +32,10 @@ def _name(text: str) -> str:
     if not is_name(text):
         raise ValueError("must be a DNS label: lower-case letters, digits and hyphens")
     return text
+
+
+def _network(text: str) -> str:
+    return str(ipaddress.ip_network(text))
 
 
 HostPort = Annotated[str, AfterValidator(_address)]
@@ -62,6 +67,11 @@ class Limits(_Section):
     max_in_flight: int = Field(8192, ge=1)
     key_concurrency: int = Field(1024, ge=1)
     """Requests at once per key, where the key has no bound of its own."""
+    key_requests_per_minute: int = Field(1_000_000, ge=1)
+    key_tokens_per_minute: int = Field(1_000_000_000, ge=1)
+    """Per key and gateway, where the key has no bounds of its own."""
+    body_silence: Seconds = 30.0
+    """Longest wait for the next part of a request's body."""
     upstream_connect: Seconds = 5.0
     upstream_silence: Seconds = 600.0
     """Longest wait for the next byte of a reply."""
@@ -97,6 +107,9 @@ class Timing(_Section):
     stop_grace: Seconds = 15.0
 
 
+_LISTS = ("regions", "replica_command", "trusted_proxies")
+
+
 class Settings(_Section):
     home: Path
     database_url: str = ""
@@ -107,6 +120,8 @@ class Settings(_Section):
     replica_log_bytes: int = Field(8 * 1024 * 1024, ge=4096)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     certificate_days: int = Field(90, ge=1, le=825)
+    trusted_proxies: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
+    """Networks whose X-Forwarded-For is believed: the load balancers before the gateways."""
     limits: Limits = Limits()
     timing: Timing = Timing()
 
@@ -183,7 +198,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
                 values[name] = section
         elif (key := f"INGLE_{name.upper()}") in env:
             text = env[key]
-            values[name] = _json(key, text) if name in ("regions", "replica_command") else text
+            values[name] = _json(key, text) if name in _LISTS else text
     return values
 
 

@@ -97,6 +97,31 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """Bounds on use; None means none. `monthly_budget` is in the price book's currency, by UTC month."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    monthly_budget: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyScope:
+    """What a key may be used for; None means everything."""
+
+    endpoints: tuple[str, ...] | None = None
+    routes: tuple[str, ...] | None = None
+    """Paths, such as `/v1/chat/completions`."""
+    networks: tuple[str, ...] | None = None
+    """Source networks in CIDR notation."""
+
+
+UNLIMITED = Quota()
+ANYTHING = KeyScope()
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """An endpoint as stored: what was asked (`generation` counts that) and what stands."""
 
@@ -131,6 +156,7 @@ class Endpoint:
     sleep_at: float
     created_at: float
     updated_at: float
+    quota: Quota = UNLIMITED
 
     @property
     def given_up(self) -> bool:
@@ -226,3 +252,11 @@ class UsageEvent:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    """Of the prompt's."""
+    wasted_tokens: int = 0
+    """Of the completion's: generated, but the client was gone."""
+    estimated: bool = False
+    """The replica's own count never came; tokens are what the gateway saw."""
+    cost_nano: int = 0
+    """In billionths of the price book's currency."""
+    price_version: int = 0

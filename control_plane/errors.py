@@ -5,6 +5,7 @@
     │   ├── Unprocessable       422  exit 2   the same, in the admin API
     │   ├── MethodNotAllowed    405  exit 2
     │   ├── TooLarge            413  exit 2
+    │   ├── RequestTimeout      408  exit 2   a request's body stopped coming
     │   └── ConfigError         500  exit 2   settings, flags, files and ports of this installation
     ├── Unauthenticated         401  exit 3
     ├── Forbidden               403  exit 3
@@ -72,6 +73,11 @@ class MethodNotAllowed(InvalidInput):
 class TooLarge(InvalidInput):
     status = 413
     default_code = "request_too_large"
+
+
+class RequestTimeout(InvalidInput):
+    status = 408
+    default_code = "request_timeout"
 
 
 class ConfigError(InvalidInput):

@@ -6,13 +6,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.api import schemas, views
 from control_plane.api.operations import PAGED, Answer, Call, Operation, Page, Parameter, limit_of
-from control_plane.domain import Role
+from control_plane.domain import KeyScope, Quota, Role
 from control_plane.errors import Conflict
 from control_plane.security.keys import make_key
 from control_plane.security.secret import Secret
 from control_plane.store import tenants
 from control_plane.store.database import Store
 from control_plane.store.models import ApiKeyRow
+
+_SCOPE = ("endpoints", "routes", "networks")
 
 
 class AccountOperations:
@@ -27,10 +29,16 @@ class AccountOperations:
                       schemas.Tenant, schemas.TenantCreate, status=201, idempotent=True),
             Operation("listTenants", "GET", "/admin/v1/tenants", Role.VIEWER, "List tenants by name",
                       self.list_tenants, schemas.Tenant, is_list=True, parameters=PAGED),
+            Operation("limitTenant", "PATCH", "/admin/v1/tenants/{name}", Role.OPERATOR, "Change a tenant's limits",
+                      self.limit_tenant, schemas.Tenant, schemas.Limits),
+            Operation("showTenant", "GET", "/admin/v1/tenants/{name}", Role.VIEWER, "Show a tenant",
+                      self.show_tenant, schemas.Tenant),
             Operation("createKey", "POST", keys, Role.OPERATOR, "Create an API key; its secret is shown this once",
                       self.create_key, schemas.NewKey, schemas.KeyCreate, status=201, idempotent=True),
             Operation("listKeys", "GET", keys, Role.VIEWER, "List API keys", self.list_keys, schemas.Key,
                       is_list=True, parameters=(*PAGED, Parameter("tenant", "only this tenant's"))),
+            Operation("updateKey", "PATCH", f"{keys}/{{id}}", Role.OPERATOR, "Change a key's limits and scope",
+                      self.update_key, schemas.Key, schemas.KeyUpdate),
             Operation("rotateKey", "POST", f"{keys}/{{id}}/rotate", Role.OPERATOR,
                       "Replace a key; the old one works for a while longer", self.rotate_key, schemas.NewKey,
                       schemas.KeyRotate, status=201),
@@ -55,6 +63,26 @@ class AccountOperations:
             rows = await tenants.list_tenants(session, after=call.query.get("after", ""), limit=limit)
         return Page([views.tenant(row) for row in rows], rows[-1].name if len(rows) == limit else None)
 
+    async def show_tenant(self, call: Call) -> Answer:
+        async with self._store.read() as session:
+            return Answer(views.tenant(await tenants.get_tenant(session, call.path["name"])))
+
+    async def limit_tenant(self, call: Call) -> Answer:
+        changes = {name: getattr(call.body, name) for name in call.given}
+        async with self._store.write() as session:
+            row = await tenants.get_tenant(session, call.path["name"])
+            await tenants.change(session, row, changes)
+            call.audit(session, "tenant.limits", row.name, **changes)
+            return Answer(views.tenant(row))
+
+    async def update_key(self, call: Call) -> Answer:
+        changes = {name: getattr(call.body, name) for name in call.given}
+        async with self._store.write() as session:
+            row = await tenants.get_key(session, call.path["id"])
+            await tenants.change(session, row, changes)
+            call.audit(session, "key.update", row.id, **changes)
+            return Answer(views.key(row, await _tenant_names(session), call.now))
+
     async def create_key(self, call: Call) -> Answer:
         asked: schemas.KeyCreate = call.body
         async with self._store.write() as session:
@@ -66,8 +94,11 @@ class AccountOperations:
                 )
             tenant = await tenants.get_tenant(session, asked.tenant)
             expires = None if asked.expires_in is None else call.now + asked.expires_in
-            view = await self._new_key(session, tenant.id, asked.name, asked.concurrency, expires, call.now)
-            call.audit(session, "key.create", view.id, tenant=tenant.name, name=asked.name)
+            given = asked.model_dump()
+            quota = Quota(**{name: given[name] for name in schemas.Limits.model_fields})
+            scope = KeyScope(**{part: None if given[part] is None else tuple(given[part]) for part in _SCOPE})
+            view = await self._new_key(session, tenant.id, asked.name, quota, scope, expires, call.now)
+            call.audit(session, "key.create", view.id, tenant=tenant.name, **asked.model_dump(exclude={"tenant"}))
             call.once.remember(session, 201, {"id": view.id})
             return Answer(view, 201)
 
@@ -91,7 +122,7 @@ class AccountOperations:
             # The successor keeps the lifetime that the old key was given.
             lifetime = None if old.expires_at is None else old.expires_at - old.created_at
             expires = None if lifetime is None else call.now + lifetime
-            view = await self._new_key(session, old.tenant_id, old.name, old.concurrency, expires, call.now)
+            view = await self._new_key(session, old.tenant_id, old.name, old.quota, old.scope, expires, call.now)
             await tenants.end_key_at(session, old, call.now + asked.grace_seconds, view.id)
             call.audit(session, "key.rotate", old.id, successor=view.id, grace_seconds=asked.grace_seconds)
             return Answer(view, 201)
@@ -107,7 +138,8 @@ class AccountOperations:
         session: AsyncSession,
         tenant_id: str,
         name: str,
-        concurrency: int | None,
+        quota: Quota,
+        scope: KeyScope,
         expires_at: float | None,
         now: float,
     ) -> schemas.NewKey:
@@ -119,7 +151,8 @@ class AccountOperations:
             name=name,
             digest=made.digest,
             prefix=made.prefix,
-            concurrency=concurrency,
+            quota=quota,
+            scope=scope,
             expires_at=expires_at,
             now=now,
         )

@@ -16,6 +16,7 @@ from control_plane.errors import NotFound, Unprocessable
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 
+_MAY_BE_NULL = frozenset({"gpu", *schemas.Limits.model_fields})
 LogReader = Callable[[str, int], list[str]]
 """Replica id and number of lines → the last lines that it logged."""
 
@@ -108,7 +109,7 @@ class EndpointOperations:
         asked: schemas.EndpointUpdate = call.body
         changes: dict[str, Any] = {name: getattr(asked, name) for name in call.given}
         for name, value in changes.items():
-            if value is None and name != "gpu":
+            if value is None and name not in _MAY_BE_NULL:
                 raise Unprocessable(f"{name} can't be null", param=name)
         async with self._store.write() as session:
             before = await endpoints.get_endpoint(session, call.path["name"])

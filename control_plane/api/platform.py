@@ -1,4 +1,4 @@
-"""Operations on the installation itself: regions, certificates, usage, audit records."""
+"""Operations on the installation itself: regions, certificates, audit records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from control_plane.api.places import Places
 from control_plane.domain import Role
 from control_plane.errors import NotFound, Unprocessable
 from control_plane.security.certificates import CertificateAuthority
-from control_plane.store import audit, endpoints, tenants, traffic
+from control_plane.store import audit, endpoints, traffic
 from control_plane.store.database import Store
 
 _GATEWAY_SILENT_SECONDS = 20.0
@@ -25,12 +25,6 @@ class PlatformOperations:
 
     def table(self) -> list[Operation]:
         certs = "/admin/v1/certs"
-        period = (
-            Parameter("since", "seconds since the epoch", "number"),
-            Parameter("until", "seconds since the epoch", "number"),
-            Parameter("tenant", "only this tenant's"),
-            Parameter("endpoint", "only this endpoint's"),
-        )
         return [
             Operation("showStatus", "GET", "/admin/v1/status", Role.VIEWER, "What this installation is", self.status,
                       schemas.Status),
@@ -45,8 +39,6 @@ class PlatformOperations:
             Operation("rotateCertificates", "POST", f"{certs}/rotate", Role.OPERATOR,
                       "Renew one server's certificate, or the gateways'", self.rotate, schemas.Certificate,
                       schemas.CertificateRotate, is_list=True),
-            Operation("listUsage", "GET", "/admin/v1/usage", Role.VIEWER, "Requests and tokens", self.usage,
-                      schemas.Usage, is_list=True, parameters=period),
             Operation("listAudit", "GET", "/admin/v1/audit", Role.OWNER, "Who changed what, newest first", self.audit,
                       schemas.Audit, is_list=True,
                       parameters=(Parameter("limit", "items on a page", "integer"),
@@ -105,27 +97,6 @@ class PlatformOperations:
         async with self._store.write() as session:
             call.audit(session, "cert.rotate", ", ".join(names))
         return Page([views.certificate(item, call.now) for item in renewed])
-
-    async def usage(self, call: Call) -> Page:
-        since = number_of(call.query, "since", call.now - 30 * 86_400, 0, 2**40)
-        until = number_of(call.query, "until", 2**40, 0, 2**40)
-        async with self._store.read() as session:
-            tenant = call.query.get("tenant")
-            tenant_id = (await tenants.get_tenant(session, tenant)).id if tenant else None
-            names = {row.id: row.name for row in await tenants.list_tenants(session)}
-            rows = await traffic.usage_summary(
-                session, since=since, until=until, tenant_id=tenant_id, endpoint=call.query.get("endpoint")
-            )
-        return Page(
-            [
-                schemas.Usage(
-                    tenant=names.get(row["tenant_id"], row["tenant_id"]),
-                    endpoint=row["endpoint_name"],
-                    **{name: row[name] for name in schemas.Usage.model_fields if name not in ("tenant", "endpoint")},
-                )
-                for row in rows
-            ]
-        )
 
     async def audit(self, call: Call) -> Page:
         limit = limit_of(call.query)

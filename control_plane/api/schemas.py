@@ -5,9 +5,10 @@ Durations are in seconds, times are ISO 8601 in UTC.
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from control_plane.domain import NAME_PATTERN
 
@@ -25,13 +26,33 @@ Concurrency = Annotated[int, Field(ge=1, le=100_000, description="requests open 
 Lifetime = Annotated[float, Field(ge=1, le=86_400 * 3650, description="seconds until it expires")]
 Grace = Annotated[float, Field(ge=0, le=86_400 * 30, description="seconds that the old key still works")]
 Warmth = Literal["cold", "hot"]
+PerMinute = Annotated[int, Field(ge=1, le=10**12)]
+Budget = Annotated[float, Field(gt=0, le=10**9, description="a UTC month's, in the price book's currency")]
+Price = Annotated[float, Field(ge=0, le=10**6)]
+Route = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models"]
+
+
+def _network(text: str) -> str:
+    return str(ipaddress.ip_network(text))
+
+
+Network = Annotated[str, AfterValidator(_network), Field(description="CIDR notation")]
 
 
 class Input(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EndpointCreate(Input):
+class Limits(Input):
+    """Bounds on use; null is none."""
+
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
+    concurrency: Concurrency | None = None
+    monthly_budget: Budget | None = None
+
+
+class EndpointCreate(Limits):
     name: Name
     region: Name
     model: Model
@@ -54,7 +75,7 @@ class EndpointCreate(Input):
         return self
 
 
-class EndpointUpdate(Input):
+class EndpointUpdate(Limits):
     model: Model | None = None
     gpu: Gpu | None = None
     engine_args: EngineArgs | None = None
@@ -70,11 +91,34 @@ class TenantCreate(Input):
     name: Name
 
 
-class KeyCreate(Input):
+class KeyUpdate(Limits):
+    """A key's limits, and what it may be used for; null is everything."""
+
+    endpoints: Annotated[list[Name], Field(min_length=1, max_length=256)] | None = None
+    routes: Annotated[list[Route], Field(min_length=1, max_length=8)] | None = None
+    networks: Annotated[list[Network], Field(min_length=1, max_length=64)] | None = None
+
+
+class KeyCreate(KeyUpdate):
     tenant: Name = "default"
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN)] = "default"
     expires_in: Lifetime | None = None
-    concurrency: Concurrency | None = None
+
+
+class TokenPrices(Input):
+    """In currency per million tokens. `cached` is for the part of a prompt that was in the cache."""
+
+    prompt: Price
+    cached: Price
+    completion: Price
+
+
+class PricesCreate(Input):
+    """The next version of the price book. `*` is for models and accelerators that aren't named."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    models: Annotated[dict[Annotated[str, Field(max_length=2048)], TokenPrices], Field(max_length=1000)]
+    accelerators: Annotated[dict[Annotated[str, Field(max_length=64)], Price], Field(max_length=100)]
 
 
 class KeyRotate(Input):
@@ -123,6 +167,7 @@ class Endpoint(BaseModel):
     max_wait: float
     warmth: str
     paused: bool
+    limits: Limits
     cold_start_ms: float | None
     replicas: list[Replica]
     created_at: str
@@ -158,6 +203,7 @@ class Region(BaseModel):
 class Tenant(BaseModel):
     id: str
     name: str
+    limits: Limits
     created_at: str
 
 
@@ -167,11 +213,15 @@ class Key(BaseModel):
     tenant: str
     prefix: str
     state: Literal["active", "expired", "revoked"]
-    concurrency: int | None
+    limits: Limits
+    endpoints: list[str] | None
+    routes: list[str] | None
+    networks: list[str] | None
     created_at: str
     expires_at: str | None
     revoked_at: str | None
     rotated_to: str | None
+    last_used_at: str | None
 
 
 class NewKey(Key):
@@ -190,7 +240,34 @@ class Certificate(BaseModel):
     path: str
 
 
+class Prices(BaseModel):
+    version: int
+    effective_at: str
+    currency: str
+    models: dict[str, TokenPrices]
+    accelerators: dict[str, float]
+
+
+class Cost(BaseModel):
+    """What an endpoint cost and what its tokens brought in; amounts in `currency`. Tokens are by whole UTC hours."""
+
+    tenant: str
+    endpoint: str
+    region: str
+    accelerator: str
+    currency: str
+    replica_hours: float
+    idle_hours: float
+    replicas_cost: float
+    warmth_cost: float
+    """The idle hours' part of `replicas_cost`."""
+    requests: int
+    tokens: int
+    tokens_price: float
+
+
 class Usage(BaseModel):
+    hour: str | None = None
     tenant: str
     endpoint: str
     region: str
@@ -198,6 +275,8 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    wasted_tokens: int
+    price: float
     mean_duration_ms: float | None
     mean_ttft_ms: float | None
 

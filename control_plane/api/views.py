@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Literal
 
 from control_plane import domain
 from control_plane.api import schemas
+from control_plane.metering.prices import PriceBook
 from control_plane.observe.logs import iso
 from control_plane.security.certificates import Certificate
 from control_plane.store.models import ApiKeyRow, AuditRow, EventRow, TenantRow
@@ -42,6 +44,7 @@ def endpoint(
         max_wait=item.max_wait,
         warmth=item.warmth,
         paused=item.paused,
+        limits=limits(item.quota),
         cold_start_ms=None if cold_start_ms is None else round(cold_start_ms, 1),
         replicas=[replica(one) for one in replicas],
         created_at=iso(item.created_at),
@@ -77,7 +80,21 @@ def happening(row: EventRow) -> schemas.Event:
 
 
 def tenant(row: TenantRow) -> schemas.Tenant:
-    return schemas.Tenant(id=row.id, name=row.name, created_at=iso(row.created_at))
+    return schemas.Tenant(id=row.id, name=row.name, limits=limits(row.quota), created_at=iso(row.created_at))
+
+
+def limits(quota: domain.Quota) -> schemas.Limits:
+    return schemas.Limits(**asdict(quota))
+
+
+def prices(book: PriceBook) -> schemas.Prices:
+    return schemas.Prices(
+        version=book.version,
+        effective_at=iso(book.effective_at),
+        currency=book.currency,
+        models={name: schemas.TokenPrices(**asdict(price)) for name, price in book.models.items()},
+        accelerators=dict(book.accelerators),
+    )
 
 
 def key(row: ApiKeyRow, tenants: Mapping[str, str], now: float) -> schemas.Key:
@@ -92,11 +109,15 @@ def key(row: ApiKeyRow, tenants: Mapping[str, str], now: float) -> schemas.Key:
         tenant=tenants.get(row.tenant_id, row.tenant_id),
         prefix=row.prefix,
         state=state,
-        concurrency=row.concurrency,
+        limits=limits(row.quota),
+        endpoints=row.endpoints,
+        routes=row.routes,
+        networks=row.networks,
         created_at=iso(row.created_at),
         expires_at=_maybe(row.expires_at),
         revoked_at=_maybe(row.revoked_at),
         rotated_to=row.rotated_to,
+        last_used_at=_maybe(row.last_used_at),
     )
 
 

@@ -12,7 +12,7 @@ from control_plane.config import Timing
 from control_plane.domain import Replica
 from control_plane.errors import StoreUnavailable
 from control_plane.observe.logs import event
-from control_plane.store import endpoints, replicas, traffic
+from control_plane.store import endpoints, limits, replicas, traffic
 from control_plane.store.database import Store
 
 PEAK_SECONDS = 60.0
@@ -41,6 +41,7 @@ class Autoscaler:
                     tidied_at = self._clock()
                     async with self._store.write() as session:
                         await traffic.forget_old_gateways(session, tidied_at - _GATEWAY_MEMORY)
+                        await limits.forget_windows(session, tidied_at)
                         await endpoints.tidy(session, tidied_at - _HISTORY)
             except StoreUnavailable as error:
                 event("autoscaler.store_unavailable", level=logging.WARNING, reason=error.message)

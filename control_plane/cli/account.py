@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 tenant_app = typer.Typer(no_args_is_help=True, help="Tenants: who endpoints and keys belong to.")
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 
+_KEY_COLUMNS = ("id", "name", "tenant", "state", "created_at", "expires_at", "last_used_at")
 KeyOutput = Annotated[options.KeyFormat, typer.Option("-o", "--output", help="env prints exports for an SDK.")]
 KeyRegion = Annotated[str | None, typer.Option("--region", "-r", help="Whose gateway -o env names.")]
+KeyEndpoints = Annotated[list[str] | None, typer.Option("--endpoint", help="Only this one; may be repeated.")]
+KeyRoutes = Annotated[list[str] | None, typer.Option("--route", help="Only this path; may be repeated.")]
+KeyNetworks = Annotated[list[str] | None, typer.Option("--network", help="Only from here, in CIDR; may be repeated.")]
 KeyId = Annotated[str, typer.Argument(help="The key's id: `ingle key list` shows it.")]
 
 
@@ -40,6 +44,22 @@ def list_tenants(output: options.Output = options.Format.TABLE, profile: options
         show_list(client.tenants(), ("name", "id", "created_at"), output)
 
 
+@tenant_app.command("limits")
+def limit_tenant(
+    name: Annotated[str, typer.Argument(help="Whose limits.")],
+    rpm: options.RequestsPerMinute = None,
+    tpm: options.TokensPerMinute = None,
+    concurrency: options.Concurrency = None,
+    budget: options.Budget = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Show a tenant's limits, after changing those that are given."""
+    changes = options.limits(rpm, tpm, concurrency, budget)
+    with options.connect(profile) as client:
+        show_one(client.limit_tenant(name, changes) if changes else client.tenant(name), output)
+
+
 @key_app.command("create")
 def create_key(
     name: Annotated[str, typer.Option("--name", help="What it is for.")] = "default",
@@ -48,7 +68,13 @@ def create_key(
         float | None,
         typer.Option("--expires", parser=options.duration, metavar="DURATION", help="Ends after so long."),
     ] = None,
-    concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Requests open at once.")] = None,
+    rpm: options.RequestsPerMinute = None,
+    tpm: options.TokensPerMinute = None,
+    concurrency: options.Concurrency = None,
+    budget: options.Budget = None,
+    endpoint: KeyEndpoints = None,
+    route: KeyRoutes = None,
+    network: KeyNetworks = None,
     region: KeyRegion = None,
     output: KeyOutput = options.KeyFormat.TABLE,
     profile: options.ProfileFile = None,
@@ -57,8 +83,7 @@ def create_key(
     spec: dict[str, object] = {"name": name, "tenant": tenant}
     if expires is not None:
         spec["expires_in"] = expires
-    if concurrency is not None:
-        spec["concurrency"] = concurrency
+    spec |= options.limits(rpm, tpm, concurrency, budget) | _scope(endpoint, route, network)
     with options.connect(profile) as client:
         if region is not None:
             client.region(region)
@@ -73,14 +98,34 @@ def list_keys(
 ) -> None:
     """List API keys."""
     with options.connect(profile) as client:
-        show_list(client.keys(tenant), ("id", "name", "tenant", "state", "created_at", "expires_at"), output)
+        show_list(client.keys(tenant), _KEY_COLUMNS, output)
+
+
+@key_app.command("limits")
+def limit_key(
+    key_id: KeyId,
+    rpm: options.RequestsPerMinute = None,
+    tpm: options.TokensPerMinute = None,
+    concurrency: options.Concurrency = None,
+    budget: options.Budget = None,
+    endpoint: KeyEndpoints = None,
+    route: KeyRoutes = None,
+    network: KeyNetworks = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Change what a key may use, and how much; what isn't named stays."""
+    changes = options.limits(rpm, tpm, concurrency, budget) | _scope(endpoint, route, network)
+    with options.connect(profile) as client:
+        show_one(client.update_key(key_id, changes), output)
 
 
 @key_app.command("rotate")
 def rotate_key(
     key_id: KeyId,
     grace: Annotated[
-        float, typer.Option("--grace", parser=options.duration, metavar="DURATION", help="The old one still works.")
+        float,
+        typer.Option("--grace", "--overlap", parser=options.duration, metavar="DURATION", help="The old one works on."),
     ] = 0.0,
     region: KeyRegion = None,
     yes: options.Yes = False,
@@ -105,6 +150,14 @@ def revoke_key(
     options.confirm(f"Revoke key {key_id}?", yes)
     with options.connect(profile) as client:
         show_one(client.revoke_key(key_id), output)
+
+
+def _scope(
+    endpoints: list[str] | None, routes: list[str] | None, networks: list[str] | None
+) -> dict[str, list[str] | None]:
+    """The parts of a scope that were given; `none` lifts one."""
+    given = {"endpoints": endpoints, "routes": routes, "networks": networks}
+    return {part: None if values == ["none"] else values for part, values in given.items() if values}
 
 
 def exports(base_url: str, secret: str, ca_file: str) -> str:

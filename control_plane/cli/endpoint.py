@@ -49,6 +49,10 @@ def create(
     warmth: Warmth = None,
     max_wait: MaxWait = None,
     engine_arg: EngineArg = None,
+    rpm: options.RequestsPerMinute = None,
+    tpm: options.TokensPerMinute = None,
+    concurrency: options.Concurrency = None,
+    budget: options.Budget = None,
     tenant: options.TenantName = "default",
     wait: options.Wait = False,
     timeout: options.Patience = PATIENCE,
@@ -73,7 +77,7 @@ def create(
         max_wait=max_wait,
         warmth=warmth,
         engine_args=engine_arg or None,
-    )
+    ) | options.limits(rpm, tpm, concurrency, budget)
     with options.connect(profile) as client:
         endpoint = client.create_endpoint(spec)
         if wait:
@@ -115,6 +119,10 @@ def update(
     warmth: Warmth = None,
     max_wait: MaxWait = None,
     engine_arg: EngineArg = None,
+    rpm: options.RequestsPerMinute = None,
+    tpm: options.TokensPerMinute = None,
+    concurrency: options.Concurrency = None,
+    budget: options.Budget = None,
     pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop serving, or serve again.")] = None,
     if_generation: Annotated[int | None, typer.Option("--if-generation", help="Only if it still is that.")] = None,
     wait: options.Wait = False,
@@ -133,7 +141,7 @@ def update(
         warmth=warmth,
         engine_args=engine_arg or None,
         paused=pause,
-    )
+    ) | options.limits(rpm, tpm, concurrency, budget)
     if not changes:
         raise typer.BadParameter("say what to change: see --help")
     with options.connect(profile) as client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,38 @@ def duration(text: str | float) -> float:
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 
+def limit(text: str | float) -> float:
+    """A positive number, or `none`, which becomes 0."""
+    if str(text).strip().lower() == "none":
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e15:
+        raise typer.BadParameter(f"{text!r} isn't a limit: write a number above 0, or none")
+    return value
+
+
+def limits(rpm: float | None, tpm: float | None, concurrency: float | None, budget: float | None) -> dict[str, Any]:
+    """The limits that were given, as the admin API takes them; `none` becomes null."""
+    whole = {"requests_per_minute": rpm, "tokens_per_minute": tpm, "concurrency": concurrency}
+    given: dict[str, Any] = {name: int(value) or None for name, value in whole.items() if value is not None}
+    return given if budget is None else {**given, "monthly_budget": budget or None}
+
+
+RequestsPerMinute = Annotated[
+    float | None, typer.Option("--requests-per-minute", "--rpm", parser=limit, metavar="N|none", help="Shared by all.")
+]
+TokensPerMinute = Annotated[
+    float | None, typer.Option("--tokens-per-minute", "--tpm", parser=limit, metavar="N|none", help="Prompt and reply.")
+]
+Concurrency = Annotated[
+    float | None, typer.Option("--concurrency", parser=limit, metavar="N|none", help="Requests open at once.")
+]
+Budget = Annotated[
+    float | None, typer.Option("--budget", parser=limit, metavar="AMOUNT|none", help="A month's, by the price book.")
+]
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to print.", envvar="INGLE_OUTPUT")]
 ProfileFile = Annotated[
     Path | None, typer.Option("--profile", help="Profile file.", envvar="INGLE_PROFILE", show_envvar=True)

@@ -1,8 +1,7 @@
-"""`ingle region …`, `ingle cert …`, `ingle audit …`, `ingle usage`."""
+"""`ingle region …`, `ingle cert …`, `ingle audit …`."""
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -72,19 +71,3 @@ def list_audit(
     """The last changes, newest first."""
     with options.connect(profile) as client:
         show_list(client.audit(limit), ("at", "actor", "role", "action", "target", "detail"), output)
-
-
-def usage(
-    since: Annotated[
-        float, typer.Option("--since", parser=options.duration, metavar="DURATION", help="How far back.")
-    ] = 30 * 86_400.0,
-    tenant: options.TenantFilter = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", help="Only this endpoint's.")] = None,
-    output: options.Output = options.Format.TABLE,
-    profile: options.ProfileFile = None,
-) -> None:
-    """Requests and tokens by tenant, endpoint and region."""
-    with options.connect(profile) as client:
-        found = client.usage(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
-        columns = ("tenant", "endpoint", "region", "requests", "prompt_tokens", "completion_tokens", "cached_tokens")
-        show_list(found, (*columns, "mean_duration_ms", "mean_ttft_ms"), output)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import account, bench, endpoint, engine, platform, run
+from control_plane.cli import account, bench, endpoint, engine, metering, platform, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,7 +41,9 @@ app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(account.tenant_app, name="tenant")
 app.add_typer(account.key_app, name="key")
 app.add_typer(platform.cert_app, name="cert")
-app.command("usage")(platform.usage)
+app.command("usage")(metering.usage)
+app.command("cost")(metering.cost)
+app.add_typer(metering.price_app, name="price")
 app.add_typer(platform.audit_app, name="audit")
 app.command("bench")(bench.bench)
 app.command("engine", context_settings=engine.PASS_ON)(engine.engine)

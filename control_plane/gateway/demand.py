@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from control_plane.domain import Demand
 from control_plane.errors import StoreUnavailable
+from control_plane.gateway.exchange import Exchange
 from control_plane.gateway.snapshot import Route, SnapshotKeeper
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
@@ -44,8 +45,11 @@ class DemandTracker:
         self._urgent = Poke()
 
     @contextmanager
-    def in_flight(self, route: Route) -> Iterator[None]:
-        """One request, from its admission to the end of its reply, held or not."""
+    def in_flight(self, route: Route, exchange: Exchange) -> Iterator[None]:
+        """One request, from its admission to the end of its reply, held or not.
+
+        One that never went to a replica, because its client gave up, keeps none awake.
+        """
         count = self._counts.setdefault(route.endpoint_id, _Count())
         gauge = metrics.running.labels(self._region, route.name)
         count.in_flight += 1
@@ -55,7 +59,8 @@ class DemandTracker:
         finally:
             count.in_flight -= 1
             gauge.dec()
-            count.last_finished_at = self._clock()
+            if exchange.dispatched:
+                count.last_finished_at = self._clock()
 
     @contextmanager
     def held(self, route: Route) -> Iterator[None]:

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from control_plane.gateway.quotas import Reservation
 from control_plane.gateway.snapshot import Key, Route, Target
 from control_plane.gateway.sse import Usage
 from control_plane.observe.tracing import ServerSpan
@@ -33,9 +34,29 @@ class Exchange:
     error: str | None = None
     streamed: bool = False
     usage: Usage | None = None
+    prompt_guess: int = 0
+    """Tokens of the prompt, as far as its size tells."""
+    seen: int = 0
+    """Pieces of content that came from the replica."""
+    delivered: int = 0
+    """Of those, how many were passed on."""
+    dispatched: bool = False
+    reservation: Reservation | None = None
 
     def __post_init__(self) -> None:
         self.headers |= {"x-request-id": self.request_id, "server": "ingle"}
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.started
+
+    def tokens(self, outcome: str) -> tuple[Usage, bool]:
+        """What to bill, and whether it is an estimate: the replica's own count where there is one.
+
+        A reply that was cut is billed for what came of it, a request that failed before its reply for nothing.
+        """
+        if self.usage is not None and outcome in ("ok", "error"):
+            return self.usage, False
+        if not self.dispatched or outcome not in ("ok", "cancelled", "upstream_lost"):
+            return Usage(), outcome == "gateway_lost"
+        known = self.usage or Usage(self.prompt_guess)
+        return Usage(known.prompt_tokens, max(known.completion_tokens, self.seen), known.cached_tokens), True

@@ -50,10 +50,25 @@ _decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class Proxy:
-    """Owns the pool of connections to replicas."""
+    """Owns the pool of connections to replicas.
 
-    def __init__(self, activator: Activator, limits: Limits, region: str, cache_salt: Callable[[str], str]) -> None:
+    `note` is told of each request that goes to a replica, and again before a stream's last frame: what was billed if
+    the gateway dies right then. `require_still` raises where a key that waited has ended.
+    """
+
+    def __init__(
+        self,
+        activator: Activator,
+        limits: Limits,
+        region: str,
+        cache_salt: Callable[[str], str],
+        *,
+        note: Callable[[Exchange], None],
+        require_still: Callable[[Key], None],
+    ) -> None:
         self._activator = activator
+        self._note = note
+        self._require_still = require_still
         self._region = region
         self._cache_salt = cache_salt
         self._salts: dict[str, str] = {}
@@ -86,7 +101,11 @@ class Proxy:
                 if lost:
                     raise UpstreamError(f"{_LOST}, and no other is ready")
                 target = await self._held(exchange, route, tried, wait)
+                self._require_still(key)
             exchange.target = target
+            if not exchange.dispatched:
+                exchange.dispatched = True
+                self._note(exchange)
             target.in_flight += 1
             try:
                 return await self._once(request, exchange, target, key, body)
@@ -182,11 +201,15 @@ class Proxy:
                 rest = relay.finish()
                 break
             frames = relay.feed(chunk)
-            exchange.usage = relay.usage
+            exchange.seen = relay.pieces
+            if relay.usage is not exchange.usage:
+                exchange.usage = relay.usage
+                self._note(exchange)
             if frames:
                 if response is None:
                     response = await _begin(request, exchange)
                 await response.write(frames)
+            exchange.delivered = relay.pieces
         if response is None:
             response = await _begin(request, exchange)
         if rest:

@@ -7,37 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from control_plane.config import Limits, Timing
-from control_plane.domain import UsageEvent
+from control_plane.domain import UNLIMITED, Quota
 from control_plane.errors import (
+    Forbidden,
     IngleError,
-    InvalidInput,
     MethodNotAllowed,
     NotFound,
     ResidencyMismatch,
     StoreUnavailable,
-    TooLarge,
 )
 from control_plane.gateway.activator import Activator, no_such_endpoint
-from control_plane.gateway.authenticate import Authenticator
+from control_plane.gateway.authenticate import Authenticator, source_address
+from control_plane.gateway.body import NO_HEAD, Head, model_of, read_body, read_head, wait_of
 from control_plane.gateway.demand import DemandTracker
 from control_plane.gateway.exchange import Exchange
-from control_plane.gateway.limits import Limiter
-from control_plane.gateway.meter import Meter
+from control_plane.gateway.limits import Bound, Limiter
+from control_plane.gateway.meter import Meter, usage_event
 from control_plane.gateway.proxy import Proxy, error_reply
+from control_plane.gateway.quotas import Quotas
 from control_plane.gateway.snapshot import Key, Route, SnapshotKeeper
+from control_plane.metering.prices import PriceBook, in_force
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
@@ -49,15 +49,10 @@ _POSTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses",
 _MODELS = "/v1/models"
 _BEAT_SECONDS = 5.0
 _IDLE_SECONDS = 75.0
-
-
-class _Head(msgspec.Struct):
-    """All that the gateway reads of a body."""
-
-    model: Any = None
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
+_BYTES_PER_TOKEN = 4
+_FIRST_GUESS = 256
+_LEARN = 0.1
+"""How much of the usual length of an endpoint's replies one more reply is."""
 
 
 class Gateway:
@@ -74,6 +69,7 @@ class Gateway:
         gateway_id: str,
         limits: Limits,
         timing: Timing,
+        trusted_proxies: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         folder = home / "gateway"
@@ -90,10 +86,29 @@ class Gateway:
         self._clock = clock
         self._started_at = clock()
         self._authenticator = Authenticator(self.keeper, secret, clock=clock, max_age=limits.snapshot_max_age)
-        self._limiter = Limiter(limits.key_concurrency, limits.max_in_flight, limits.max_buffered_bytes)
+        self._trusted_proxies = trusted_proxies
+        self._limiter = Limiter(limits.max_in_flight, limits.max_buffered_bytes)
+        self._quotas = Quotas(
+            store,
+            self.keeper,
+            self._limiter,
+            gateway_id,
+            per_minute=(limits.key_requests_per_minute, limits.key_tokens_per_minute),
+            interval=timing.demand_report,
+            clock=clock,
+        )
+        self._usual: dict[str, float] = {}
+        """Tokens of an endpoint's replies, by endpoint id."""
         self._demand = DemandTracker(store, gateway_id, region, interval=timing.demand_report, clock=clock)
         self._activator = Activator(self.keeper, self._demand, max_held=limits.max_held, clock=clock)
-        self._proxy = Proxy(self._activator, limits, region, secret.cache_salt)
+        self._proxy = Proxy(
+            self._activator,
+            limits,
+            region,
+            secret.cache_salt,
+            note=self._note,
+            require_still=self._authenticator.require_still,
+        )
         self._meter = Meter(store, folder, region, interval=timing.usage_flush, max_bytes=limits.max_spool_bytes)
 
     async def run(self) -> None:
@@ -102,16 +117,21 @@ class Gateway:
             group.create_task(self.keeper.run())
             group.create_task(self._demand.run(self.keeper))
             group.create_task(self._meter.run())
+            group.create_task(self._quotas.run())
             group.create_task(self._beat())
 
     async def close(self) -> None:
         """After the listener stopped: report a last time, write what is left."""
         await self._demand.report(self.keeper)
+        with suppress(StoreUnavailable):
+            await self._quotas.share()
         await self._proxy.close()
         await self._meter.close()
 
     async def _beat(self) -> None:
         while True:
+            alive = {route.endpoint_id for route in self.keeper.current.routes.values()}
+            self._usual = {name: usual for name, usual in self._usual.items() if name in alive}
             metrics.snapshot_age.labels(self.region).set(self._clock() - self.keeper.checked_at)
             with suppress(StoreUnavailable):
                 async with self._store.write() as session:
@@ -150,25 +170,63 @@ class Gateway:
             self._settle(exchange)
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        key = exchange.key = await self._authenticator.check(request.headers.get("Authorization"))
+        headers = request.headers
+        source = source_address(request.remote, headers.get("X-Forwarded-For"), self._trusted_proxies)
+        key = exchange.key = await self._authenticator.check(headers.get("Authorization"), source)
+        self._quotas.describe(key, exchange.headers)
         endpoint = None
         if exchange.path.startswith("/e/"):
             endpoint, _, rest = exchange.path[3:].partition("/")
             exchange.path, exchange.override_model = f"/{rest}", True
         if exchange.path == _MODELS or exchange.path.startswith(f"{_MODELS}/"):
             _require_method(request, exchange, "GET")
+            _require_route(key, _MODELS)
             return await self._models(key, exchange, endpoint)
         if exchange.path not in _POSTED:
             raise NotFound(f"Unknown request URL: {request.method} {request.path}", code="unknown_url")
         _require_method(request, exchange, "POST")
-        with self._limiter.admit(key, exchange.headers), self._limiter.room() as take:
-            body = await self._read(request, take)
+        _require_route(key, exchange.path)
+        limits = self._limits
+        own = self._bound(f"key:{key.id}", key.quota, "key")
+        with self._limiter.place(), self._limiter.admit(*own), self._limiter.room() as take:
+            body = await read_body(request, limits.max_body_bytes, limits.body_silence, take)
+            head = read_head(body)
             if endpoint is None:
-                endpoint = _model_of(body)
+                endpoint = model_of(body, head)
             route = exchange.route = await self._route(key, endpoint)
-            wait = _wait(request.headers.get("x-ingle-wait"), route)
-            with self._demand.in_flight(route):
-                return await self._proxy.forward(request, exchange, route, key, body, wait)
+            wait = wait_of(headers.get("x-ingle-wait"), route.max_wait)
+            with self._limiter.admit(*self._bounds(key, route)):
+                await self._reserve(exchange, key, route, len(body), head or NO_HEAD)
+                with self._demand.in_flight(route, exchange):
+                    return await self._proxy.forward(request, exchange, route, key, body, wait)
+
+    def _bounds(self, key: Key, route: Route) -> list[Bound]:
+        tenant = self.keeper.current.tenants.get(key.tenant_id, UNLIMITED)
+        return [
+            *self._bound(f"tenant:{key.tenant_id}", tenant, "tenant"),
+            *self._bound(f"endpoint:{route.endpoint_id}", route.quota, "endpoint"),
+        ]
+
+    def _bound(self, scope: str, quota: Quota, whose: str) -> list[Bound]:
+        if quota.concurrency is not None:
+            return [Bound(scope, quota.concurrency, True, whose)]
+        return [Bound(scope, self._limits.key_concurrency, False, whose)] if whose == "key" else []
+
+    async def _reserve(self, exchange: Exchange, key: Key, route: Route, size: int, head: Head) -> None:
+        prompt = exchange.prompt_guess = math.ceil(size / _BYTES_PER_TOKEN)
+        completion = head.completion(math.ceil(self._usual.get(route.endpoint_id, _FIRST_GUESS)))
+        cost = self._book(exchange).tokens_nano(route.model, prompt, 0, completion)
+        exchange.reservation = await self._quotas.reserve(key, route, prompt + completion, cost, exchange.headers)
+
+    def _book(self, exchange: Exchange) -> PriceBook:
+        return in_force(self.keeper.current.books, exchange.started_at)
+
+    def _note(self, exchange: Exchange) -> None:
+        """Journal a request that is under way."""
+        outcome = "gateway_lost" if exchange.usage is None else "ok"
+        usage = usage_event(exchange, self.region, self._book(exchange), outcome)
+        if usage is not None:
+            self._meter.begin(usage)
 
     async def _route(self, key: Key, endpoint: str) -> Route:
         """Raises NotFound, ResidencyMismatch; StoreUnavailable where it can't be known that there is none."""
@@ -189,22 +247,9 @@ class Gateway:
 
     def _own_route(self, key: Key, endpoint: str) -> Route | None:
         route = self.keeper.current.routes.get(endpoint)
-        return route if route is not None and route.tenant_id == key.tenant_id else None
-
-    async def _read(self, request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
-        limit = self._limits.max_body_bytes
-        too_large = TooLarge(f"the request's body is larger than {limit} bytes")
-        if (request.content_length or 0) > limit:
-            raise too_large
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = bytearray()
-        async for chunk in request.content.iter_any():
-            take(len(chunk))
-            body += chunk
-            if len(body) > limit:
-                raise too_large
-        return bytes(body)
+        if route is None or route.tenant_id != key.tenant_id or not _may_use(key, endpoint):
+            return None
+        return route
 
     async def _models(self, key: Key, exchange: Exchange, endpoint: str | None) -> web.Response:
         exchange.outcome = "ok"
@@ -217,7 +262,10 @@ class Gateway:
         routes = [
             route
             for route in self.keeper.current.routes.values()
-            if route.tenant_id == key.tenant_id and route.region == self.region and endpoint in (None, route.name)
+            if route.tenant_id == key.tenant_id
+            and route.region == self.region
+            and endpoint in (None, route.name)
+            and _may_use(key, route.name)
         ]
         return web.json_response(
             {"object": "list", "data": [_model_object(route) for route in routes]}, headers=exchange.headers
@@ -238,7 +286,7 @@ class Gateway:
 
     def _settle(self, exchange: Exchange) -> None:
         """Count, trace and meter what happened."""
-        route, key, usage = exchange.route, exchange.key, exchange.usage
+        route, key = exchange.route, exchange.key
         duration = exchange.elapsed()
         exchange.span.end(
             {"http.response.status_code": exchange.status, "ingle.request_id": exchange.request_id}
@@ -251,70 +299,33 @@ class Gateway:
         metrics.request_duration.labels(self.region, route.name).observe(duration)
         if exchange.streamed and exchange.first_byte is not None:
             metrics.time_to_first_token.labels(self.region, route.name).observe(exchange.first_byte)
-        if usage is not None:
-            for kind in ("prompt", "completion", "cached"):
-                metrics.tokens.labels(self.region, route.name, kind).inc(getattr(usage, f"{kind}_tokens"))
-        if exchange.target is None:
-            return  # it never reached a replica: nothing to bill
-        self._meter.record(
-            UsageEvent(
-                request_id=exchange.request_id,
-                tenant_id=route.tenant_id,
-                key_id=key.id,
-                endpoint_id=route.endpoint_id,
-                endpoint_name=route.name,
-                replica_id=exchange.target.id,
-                region=self.region,
-                route=exchange.path,
-                started_at=exchange.started_at,
-                duration_ms=round(duration * 1000, 3),
-                ttft_ms=None if exchange.first_byte is None else round(exchange.first_byte * 1000, 3),
-                held_ms=round(exchange.held * 1000, 3),
-                status=exchange.status,
-                outcome=exchange.outcome,
-                streamed=exchange.streamed,
-                prompt_tokens=usage.prompt_tokens if usage else 0,
-                completion_tokens=usage.completion_tokens if usage else 0,
-                cached_tokens=usage.cached_tokens if usage else 0,
-            )
-        )
+        usage = usage_event(exchange, self.region, self._book(exchange), exchange.outcome)
+        if exchange.reservation is not None:
+            tokens = usage.prompt_tokens + usage.completion_tokens if usage else 0
+            exchange.reservation.settle(tokens, usage.cost_nano if usage else 0, self._clock())
+        if usage is None:
+            return  # it never went to a replica: nothing to bill
+        self._meter.record(usage)
+        for kind in ("prompt", "completion", "cached", "wasted"):
+            metrics.tokens.labels(self.region, route.name, kind).inc(getattr(usage, f"{kind}_tokens"))
+        if exchange.outcome == "ok":
+            usual = self._usual.get(route.endpoint_id, float(usage.completion_tokens))
+            self._usual[route.endpoint_id] = usual + _LEARN * (usage.completion_tokens - usual)
+
+
+def _may_use(key: Key, endpoint: str) -> bool:
+    return key.scope.endpoints is None or endpoint in key.scope.endpoints
+
+
+def _require_route(key: Key, path: str) -> None:
+    if key.scope.routes is not None and path not in key.scope.routes:
+        raise Forbidden(f"this key may not use {path}")
 
 
 def _require_method(request: web.BaseRequest, exchange: Exchange, method: str) -> None:
     if request.method != method:
         exchange.headers["allow"] = method
         raise MethodNotAllowed(f"{request.method} isn't for {request.path}: use {method}")
-
-
-def _model_of(body: bytes) -> str:
-    """The endpoint that a body names. Raises InvalidInput."""
-    try:
-        model = _decode_head(body).model
-    except msgspec.DecodeError:
-        # Python's parser takes NaN and Infinity too: the replica then says which parameter holds one.
-        try:
-            parsed = json.loads(body)
-        except (ValueError, RecursionError):
-            raise InvalidInput("the request's body isn't valid JSON", code="invalid_json") from None
-        if not isinstance(parsed, dict):
-            raise InvalidInput("the request's body must be a JSON object", code="invalid_json") from None
-        model = parsed.get("model")
-    if not isinstance(model, str) or not model:
-        raise InvalidInput("you must provide a model parameter", code="missing_required_parameter", param="model")
-    return model
-
-
-def _wait(text: str | None, route: Route) -> float:
-    """Seconds to hold at most: the endpoint's own bound, or less if the client says so. Raises InvalidInput."""
-    if text is None:
-        return route.max_wait
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise InvalidInput("x-ingle-wait must be a number of seconds, 0 or more", param="x-ingle-wait")
-    return min(seconds, route.max_wait)
 
 
 def _model_object(route: Route) -> dict[str, Any]:

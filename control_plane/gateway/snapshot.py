@@ -14,17 +14,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from yarl import URL
 
-from control_plane.domain import Endpoint, EndpointState, Replica, ReplicaState
+from control_plane.domain import ANYTHING, UNLIMITED, Endpoint, EndpointState, KeyScope, Quota, Replica, ReplicaState
 from control_plane.errors import StoreUnavailable
+from control_plane.metering.prices import PriceBook
 from control_plane.observe.logs import event
 from control_plane.security.files import private_folder, write_private
 from control_plane.security.secret import Secret
-from control_plane.store import endpoints, replicas, tenants
+from control_plane.store import endpoints, prices, replicas, tenants
 from control_plane.store.database import Store
 
 _LOOK_AGAIN_SECONDS = 0.1
+_BOOKS = 20
+"""Price books that a gateway knows: requests are priced by the one in force when they began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Key:
     hash: str
     """Hexadecimal."""
     expires_at: float | None
-    concurrency: int | None
+    quota: Quota = UNLIMITED
+    scope: KeyScope = ANYTHING
 
 
 @dataclass(slots=True)
@@ -71,6 +76,8 @@ class Route:
     max_wait: float
     cold_start_ms: float | None
     targets: tuple[Target, ...]
+    model: str = ""
+    quota: Quota = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,9 @@ class Snapshot:
     taken_at: float
     keys: Mapping[str, Key]
     routes: Mapping[str, Route]
+    tenants: Mapping[str, Quota] = field(default_factory=dict)
+    """Limits of the tenants that have any, by id."""
+    books: tuple[PriceBook, ...] = ()
 
 
 EMPTY = Snapshot(-1, 0.0, {}, {})
@@ -159,7 +169,7 @@ class SnapshotKeeper:
                     data = {
                         "revision": revision,
                         "keys": [
-                            asdict(Key(row.id, row.tenant_id, row.hash.hex(), row.expires_at, row.concurrency))
+                            asdict(Key(row.id, row.tenant_id, row.hash.hex(), row.expires_at, row.quota, row.scope))
                             for row in await tenants.usable_keys(session, now)
                         ],
                         "routes": _routes(
@@ -167,6 +177,11 @@ class SnapshotKeeper:
                             await replicas.live_replicas(session),
                             await endpoints.cold_start_estimates(session),
                         ),
+                        "tenants": {
+                            tenant_id: asdict(quota)
+                            for tenant_id, quota in (await tenants.tenant_quotas(session)).items()
+                        },
+                        "books": [asdict(book) for book in await prices.list_books(session, _BOOKS)],
                     }
                 else:
                     data = None
@@ -196,11 +211,15 @@ class SnapshotKeeper:
                     target = Target(replica_id, address, f"Bearer {token}")
                 live[replica_id] = target
                 targets.append(target)
-            route = Route(**{**entry, "state": EndpointState(entry["state"]), "targets": tuple(targets)})
+            quota = Quota(**entry["quota"])
+            state = EndpointState(entry["state"])
+            route = Route(**{**entry, "state": state, "targets": tuple(targets), "quota": quota})
             routes[route.name] = route
         self._targets = live
-        keys = {entry["id"]: Key(**entry) for entry in data["keys"]}
-        self.current = Snapshot(data["revision"], taken_at, keys, routes)
+        keys = {entry["id"]: msgspec.convert(entry, Key) for entry in data["keys"]}
+        quotas = {tenant_id: Quota(**quota) for tenant_id, quota in data["tenants"].items()}
+        books = msgspec.convert(data["books"], tuple[PriceBook, ...])
+        self.current = Snapshot(data["revision"], taken_at, keys, routes, quotas, books)
         for listener in self._listeners:
             listener()
 
@@ -220,9 +239,14 @@ class SnapshotKeeper:
             event("gateway.snapshot_refused", level=logging.ERROR, region=self._region, reason="its signature is wrong")
             return
         data = json.loads(body)
-        self.checked_at = data.pop("taken_at")
-        # Its revision is forgotten, so that the first word from the store replaces it.
-        self._adopt({**data, "revision": -1}, self.checked_at)
+        taken_at = data.pop("taken_at")
+        try:
+            # Its revision is forgotten, so that the first word from the store replaces it.
+            self._adopt({**data, "revision": -1}, taken_at)
+        except (KeyError, TypeError, msgspec.ValidationError):
+            event("gateway.snapshot_refused", level=logging.ERROR, region=self._region, reason="another version's")
+            return
+        self.checked_at = taken_at
         event("gateway.snapshot_restored", region=self._region, routes=len(self.current.routes))
 
 
@@ -244,6 +268,8 @@ def _routes(known: list[Endpoint], running: list[Replica], cold_starts: Mapping[
             "max_wait": endpoint.max_wait,
             "cold_start_ms": cold_starts.get(endpoint.id),
             "targets": ready.get(endpoint.id, []),
+            "model": endpoint.model,
+            "quota": asdict(endpoint.quota),
         }
         for endpoint in known
         if not endpoint.deleting

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 import msgspec
 
 _USAGE = b": usage "
+# A quote inside of a JSON string is escaped, so that a text about this can't look like it.
+_CONTENT = re.compile(rb'"(?:content|text|arguments|reasoning_content)": ?"[^"]')
 _MAX_FRAME = 1024 * 1024
 
 
@@ -38,6 +41,8 @@ class EventRelay:
     """
 
     usage: Usage | None = None
+    pieces: int = 0
+    """Pieces of content that went by; a replica sends one a token, or one for several."""
     _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> bytes:
@@ -53,6 +58,7 @@ class EventRelay:
                     return b""
                 end = len(data)
             self._rest, data = data[end:], data[:end]
+        self.pieces += len(_CONTENT.findall(data))
         return self._without_usage(data) if _USAGE in data else data
 
     def finish(self) -> bytes:

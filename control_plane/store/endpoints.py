@@ -51,6 +51,7 @@ def to_endpoint(row: EndpointRow) -> Endpoint:
         sleep_at=row.sleep_at,
         created_at=row.created_at,
         updated_at=row.updated_at,
+        quota=row.quota,
     )
 
 

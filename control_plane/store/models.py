@@ -8,6 +8,8 @@ from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, ForeignKey, In
 from sqlalchemy import String as Text_
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from control_plane.domain import KeyScope, Quota
+
 # Conventions give every constraint a name, so that migrations can speak of it on both databases.
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -41,25 +43,46 @@ class CounterRow(Base):
     value: Mapped[int] = mapped_column(BigInteger)
 
 
-class TenantRow(Base):
+class QuotaColumns:
+    """Bounds on use, the same for keys, tenants and endpoints."""
+
+    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    concurrency: Mapped[int | None]
+    monthly_budget: Mapped[float | None]
+
+    @property
+    def quota(self) -> Quota:
+        return Quota(self.requests_per_minute, self.tokens_per_minute, self.concurrency, self.monthly_budget)
+
+
+class TenantRow(QuotaColumns, Base):
     __tablename__ = "tenants"
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[float]
 
 
-class ApiKeyRow(Base):
+class ApiKeyRow(QuotaColumns, Base):
     __tablename__ = "api_keys"
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
     name: Mapped[str]
     hash: Mapped[bytes]
     prefix: Mapped[str]
-    concurrency: Mapped[int | None]
+    endpoints: Mapped[list[str] | None]
+    routes: Mapped[list[str] | None]
+    networks: Mapped[list[str] | None]
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
     rotated_to: Mapped[str | None]
+    last_used_at: Mapped[float | None]
+
+    @property
+    def scope(self) -> KeyScope:
+        parts = (self.endpoints, self.routes, self.networks)
+        return KeyScope(*(None if part is None else tuple(part) for part in parts))
 
 
 class AdminTokenRow(Base):
@@ -72,7 +95,7 @@ class AdminTokenRow(Base):
     revoked_at: Mapped[float | None]
 
 
-class EndpointRow(Base):
+class EndpointRow(QuotaColumns, Base):
     """Desired and observed state of an endpoint; the lease on it covers its replicas too."""
 
     __tablename__ = "endpoints"
@@ -203,8 +226,66 @@ class UsageRow(Base):
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    wasted_tokens: Mapped[int] = mapped_column(BigInteger)
+    estimated: Mapped[bool]
+    cost_nano: Mapped[int] = mapped_column(BigInteger)
+    price_version: Mapped[int]
 
     __table_args__ = (Index("ix_usage_events_endpoint_id_started_at", "endpoint_id", "started_at"),)
+
+
+class UsageHourRow(Base):
+    """Usage summed by UTC hour; kept when single events are deleted."""
+
+    __tablename__ = "usage_hours"
+    hour: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """Seconds since the epoch at its start."""
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    endpoint_id: Mapped[str] = mapped_column(primary_key=True)
+    price_version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    endpoint_name: Mapped[str]
+    region: Mapped[str]
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    wasted_tokens: Mapped[int] = mapped_column(BigInteger)
+    cost_nano: Mapped[int] = mapped_column(BigInteger)
+    duration_ms: Mapped[float]
+    ttft_ms: Mapped[float]
+    streams: Mapped[int] = mapped_column(BigInteger)
+
+
+class PriceRow(Base):
+    """One version of the price book, in force from `effective_at` until the next one."""
+
+    __tablename__ = "price_books"
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    effective_at: Mapped[float]
+    currency: Mapped[str]
+    models: Mapped[dict[str, Any]]
+    accelerators: Mapped[dict[str, Any]]
+
+
+class LimitWindowRow(Base):
+    """How much of a limit is given out to gateways in the window that began at `started_at`."""
+
+    __tablename__ = "limit_windows"
+    scope: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    started_at: Mapped[float]
+    used: Mapped[int] = mapped_column(BigInteger)
+
+
+class OpenRequestsRow(Base):
+    """One gateway's report on requests open under a concurrency limit."""
+
+    __tablename__ = "open_requests"
+    scope: Mapped[str] = mapped_column(primary_key=True)
+    gateway_id: Mapped[str] = mapped_column(primary_key=True)
+    open: Mapped[int]
+    reported_at: Mapped[float]
 
 
 class AuditRow(Base):

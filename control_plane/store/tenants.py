@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from sqlalchemy import or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Role
+from control_plane.domain import ANYTHING, UNLIMITED, KeyScope, Quota, Role
 from control_plane.errors import Conflict, NotFound
 from control_plane.store.endpoints import bump_routes
 from control_plane.store.ids import new_id
@@ -26,6 +27,14 @@ async def create_tenant(session: AsyncSession, name: str, now: float) -> TenantR
     return row
 
 
+async def change(session: AsyncSession, row: TenantRow | ApiKeyRow, changes: Mapping[str, object]) -> None:
+    """Change limits of a tenant or a key, or a key's scope."""
+    for name, value in changes.items():
+        setattr(row, name, value)
+    await session.flush()
+    await bump_routes(session)
+
+
 async def get_tenant(session: AsyncSession, name: str) -> TenantRow:
     """By name or id. Raises NotFound."""
     row = await session.scalar(select(TenantRow).where(or_(TenantRow.name == name, TenantRow.id == name)))
@@ -40,6 +49,12 @@ async def list_tenants(session: AsyncSession, *, after: str = "", limit: int = 1
     ).all()
 
 
+async def tenant_quotas(session: AsyncSession) -> dict[str, Quota]:
+    """Limits of the tenants that have any, by id."""
+    rows = await session.scalars(select(TenantRow))
+    return {row.id: row.quota for row in rows if row.quota != UNLIMITED}
+
+
 async def add_key(
     session: AsyncSession,
     *,
@@ -48,9 +63,10 @@ async def add_key(
     name: str,
     digest: bytes,
     prefix: str,
-    concurrency: int | None,
     expires_at: float | None,
     now: float,
+    quota: Quota = UNLIMITED,
+    scope: KeyScope = ANYTHING,
 ) -> ApiKeyRow:
     row = ApiKeyRow(
         id=key_id,
@@ -58,9 +74,10 @@ async def add_key(
         name=name,
         hash=digest,
         prefix=prefix,
-        concurrency=concurrency,
         created_at=now,
         expires_at=expires_at,
+        **asdict(quota),
+        **{part: None if values is None else list(values) for part, values in asdict(scope).items()},
     )
     session.add(row)
     await session.flush()

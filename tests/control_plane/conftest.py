@@ -21,6 +21,14 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]
         yield installation
 
 
+@pytest.fixture(scope="session")
+def second_gateway(platform: Installation) -> str:
+    """The root of another gateway of the platform's first region, in a process of its own."""
+    program = platform.start("serve", "gateway", "-r", "local-eu", "--gateway", "127.0.0.1:0")
+    root: str = program.facts["gateways"]["local-eu"]
+    return root
+
+
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Installation]:
     """A home of a test's own; it starts what it needs."""

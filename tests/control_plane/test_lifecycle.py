@@ -289,7 +289,7 @@ def test_usage_that_could_not_be_written_is_written_once_later(fresh: Installati
         until(lambda: [u.requests for u in client.usage()] == [1], "metered")
     program.kill()
     # What a crash leaves: one event that is in the store already, one that isn't, and half a line.
-    with (fresh.home / "gateway" / "local-eu.usage").open("ab") as journal:
+    with (fresh.home / "gateway" / "local-eu-0.usage").open("ab") as journal:
         event = {
             "tenant_id": "t", "key_id": "k", "endpoint_id": "e", "endpoint_name": "chat", "replica_id": None,
             "region": "local-eu", "route": CHAT, "started_at": time.time(), "duration_ms": 1.0, "ttft_ms": None,

@@ -1,0 +1,163 @@
+"""Operations on usage, prices and cost."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from control_plane.api import schemas, views
+from control_plane.api.operations import Answer, Call, Operation, Page, Parameter, number_of
+from control_plane.domain import Endpoint, Role
+from control_plane.errors import Unprocessable
+from control_plane.metering import prices as book_of
+from control_plane.metering.cost import hours
+from control_plane.metering.prices import NANO, PriceBook, TokenPrices
+from control_plane.observe.logs import iso
+from control_plane.store import endpoints, prices, tenants, usage
+from control_plane.store.database import Store
+
+_MONTH = 30 * 86_400
+_LONGEST = 400 * 86_400
+
+
+class MeteringOperations:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def table(self) -> list[Operation]:
+        period = (
+            Parameter("since", "seconds since the epoch", "number"),
+            Parameter("until", "seconds since the epoch", "number"),
+            Parameter("tenant", "only this tenant's"),
+            Parameter("endpoint", "only this endpoint's"),
+        )
+        path = "/admin/v1/prices"
+        return [
+            Operation("listUsage", "GET", "/admin/v1/usage", Role.VIEWER, "Requests and tokens of whole UTC hours",
+                      self.usage, schemas.Usage, is_list=True,
+                      parameters=(*period, Parameter("by", "`hour` for one item an hour"))),
+            Operation("listCost", "GET", "/admin/v1/cost", Role.VIEWER, "What endpoints cost", self.cost,
+                      schemas.Cost, is_list=True, parameters=period),
+            Operation("listPrices", "GET", path, Role.VIEWER, "Price books, newest first", self.prices,
+                      schemas.Prices, is_list=True),
+            Operation("setPrices", "POST", path, Role.OWNER, "Put the next price book in force", self.set_prices,
+                      schemas.Prices, schemas.PricesCreate, status=201, idempotent=True),
+        ]  # fmt: skip
+
+    async def usage(self, call: Call) -> Page:
+        since, until = _period(call)
+        by = call.query.get("by")
+        if by not in (None, "hour"):
+            raise Unprocessable("by must be hour", param="by")
+        async with self._store.read() as session:
+            tenant_id, names = await _tenant(session, call)
+            rows = await usage.usage_summary(
+                session,
+                since=since,
+                until=until,
+                tenant_id=tenant_id,
+                endpoint=call.query.get("endpoint"),
+                by_hour=by == "hour",
+            )
+        return Page([_usage(row, names) for row in rows])
+
+    async def cost(self, call: Call) -> Page:
+        since, until = _period(call)
+        until = min(until, call.now)
+        wanted = call.query.get("endpoint")
+        async with self._store.read() as session:
+            tenant_id, names = await _tenant(session, call)
+            books = await prices.list_books(session)
+            found = await endpoints.list_endpoints(session, tenant_id=tenant_id)
+            items = [
+                await self._cost(session, item, names, books, since, until)
+                for item in found
+                if wanted in (None, item.name)
+            ]
+        return Page(list(items))
+
+    async def _cost(
+        self,
+        session: AsyncSession,
+        item: Endpoint,
+        names: dict[str, str],
+        books: list[PriceBook],
+        since: float,
+        until: float,
+    ) -> schemas.Cost:
+        alive = idle = 0.0
+        bill = warmth = 0
+        lives = await usage.lives(session, item.id, since, until)
+        work = await usage.work(session, item.id, since, until)
+        for start, end, book in _spans(books, since, until):
+            part = hours(lives, work, start, end)
+            alive, idle = alive + part.alive, idle + part.idle
+            bill += book.hours_nano(item.gpu, part.alive, item.gpus)
+            warmth += book.hours_nano(item.gpu, part.idle, item.gpus)
+        requests, tokens, price = await usage.tokens_cost(session, item.id, since, until)
+        return schemas.Cost(
+            tenant=names.get(item.tenant_id, item.tenant_id),
+            endpoint=item.name,
+            region=item.region,
+            accelerator=item.gpu or "cpu",
+            currency=book_of.in_force(books, until).currency,
+            replica_hours=round(alive, 6),
+            idle_hours=round(idle, 6),
+            replicas_cost=round(bill / NANO, 6),
+            warmth_cost=round(warmth / NANO, 6),
+            requests=requests,
+            tokens=tokens,
+            tokens_price=price / NANO,
+        )
+
+    async def prices(self, call: Call) -> Page:
+        async with self._store.read() as session:
+            return Page([views.prices(book) for book in await prices.list_books(session)])
+
+    async def set_prices(self, call: Call) -> Answer:
+        asked: schemas.PricesCreate = call.body
+        async with self._store.write() as session:
+            again = await call.once.repeated(session)
+            if again is not None:
+                return Answer(schemas.Prices.model_validate(again), 201)
+            models = {name: TokenPrices(**price.model_dump()) for name, price in asked.models.items()}
+            book = await prices.add_book(session, asked.currency, models, asked.accelerators, call.now)
+            view = views.prices(book)
+            call.audit(session, "prices.set", f"version {book.version}", **asked.model_dump())
+            call.once.remember(session, 201, view.model_dump())
+            return Answer(view, 201)
+
+
+def _period(call: Call) -> tuple[float, float]:
+    since = number_of(call.query, "since", call.now - _MONTH, 0, 2**40)
+    until = number_of(call.query, "until", call.now + usage.HOUR, 0, 2**40)
+    if until - since > _LONGEST:
+        raise Unprocessable("since and until may be 400 days apart at most", param="since")
+    return since, until
+
+
+async def _tenant(session: AsyncSession, call: Call) -> tuple[str | None, dict[str, str]]:
+    tenant = call.query.get("tenant")
+    tenant_id = (await tenants.get_tenant(session, tenant)).id if tenant else None
+    return tenant_id, {row.id: row.name for row in await tenants.list_tenants(session)}
+
+
+def _spans(books: list[PriceBook], since: float, until: float) -> list[tuple[float, float, PriceBook]]:
+    """`[since, until)` cut where another price book came into force."""
+    cuts = sorted({since, until, *(book.effective_at for book in books if since < book.effective_at < until)})
+    return [(start, end, book_of.in_force(books, start)) for start, end in pairwise(cuts)]
+
+
+def _usage(row: dict[str, Any], names: dict[str, str]) -> schemas.Usage:
+    same = ("region", "requests", "prompt_tokens", "completion_tokens", "cached_tokens", "wasted_tokens")
+    return schemas.Usage(
+        hour=iso(row["hour"]) if "hour" in row else None,
+        tenant=names.get(row["tenant_id"], row["tenant_id"]),
+        endpoint=row["endpoint_name"],
+        price=row["cost_nano"] / NANO,
+        mean_duration_ms=row["mean_duration_ms"],
+        mean_ttft_ms=row["mean_ttft_ms"],
+        **{name: row[name] for name in same},
+    )

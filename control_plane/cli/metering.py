@@ -1,0 +1,76 @@
+"""`ingle usage`, `ingle cost`, `ingle price …`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from control_plane.cli import options
+from control_plane.cli.output import show_list, show_one
+from control_plane.errors import InvalidInput
+
+price_app = typer.Typer(no_args_is_help=True, help="The price book: what tokens and accelerators cost.")
+
+Since = Annotated[float, typer.Option("--since", parser=options.duration, metavar="DURATION", help="How far back.")]
+EndpointFilter = Annotated[str | None, typer.Option("--endpoint", help="Only this endpoint's.")]
+_MONTH = 30 * 86_400.0
+
+
+def usage(
+    since: Since = _MONTH,
+    tenant: options.TenantFilter = None,
+    endpoint: EndpointFilter = None,
+    by_hour: Annotated[bool, typer.Option("--by-hour", help="One line for each UTC hour.")] = False,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Requests and tokens by tenant, endpoint and region, in whole UTC hours."""
+    with options.connect(profile) as client:
+        by = "hour" if by_hour else None
+        found = client.usage(since=str(time.time() - since), tenant=tenant, endpoint=endpoint, by=by)
+        columns = ["tenant", "endpoint", "region", "requests", "prompt_tokens", "completion_tokens", "cached_tokens"]
+        columns += ["wasted_tokens", "price", "mean_duration_ms", "mean_ttft_ms"]
+        show_list(found, ["hour", *columns] if by_hour else columns, output)
+
+
+def cost(
+    since: Since = _MONTH,
+    tenant: options.TenantFilter = None,
+    endpoint: EndpointFilter = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """What endpoints cost: replica hours, the idle ones among them (the price of warmth), and what tokens brought."""
+    with options.connect(profile) as client:
+        found = client.cost(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
+        columns = ("endpoint", "accelerator", "replica_hours", "idle_hours", "replicas_cost", "warmth_cost")
+        show_list(found, (*columns, "requests", "tokens", "tokens_price", "currency"), output)
+
+
+@price_app.command("list")
+def list_prices(output: options.Output = options.Format.TABLE, profile: options.ProfileFile = None) -> None:
+    """All versions of the price book, newest first."""
+    with options.connect(profile) as client:
+        show_list(client.prices(), ("version", "effective_at", "currency", "models", "accelerators"), output)
+
+
+@price_app.command("set")
+def set_prices(
+    file: Annotated[Path, typer.Argument(help="YAML or JSON: currency, models, accelerators.")],
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Put the next version in force, from now on; what was metered before keeps its price."""
+    import yaml
+
+    try:
+        book = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{file} can't be read: {error}") from None
+    if not isinstance(book, dict):
+        raise InvalidInput(f"{file} must hold currency, models and accelerators")
+    with options.connect(profile) as client:
+        show_one(client.set_prices(book), output)

@@ -1,0 +1,1 @@
+"""What use costs: the price book, and what replicas cost beside what they served."""
