@@ -105,7 +105,8 @@ class Telemetry:
 
     def start_span(self, operation: str, model: str, headers: Mapping[str, str]) -> Span:
         """The request's span, a child of the gateway's. The caller ends it with `finish`."""
-        parent = propagate.extract(dict(headers))
+        # header names have no case, and many clients write them with capitals
+        parent = propagate.extract({name.lower(): value for name, value in headers.items()})
         attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "ingle",
@@ -130,6 +131,10 @@ class Telemetry:
         if span.is_recording():
             _describe(span, times, prompt_tokens, completion_tokens, error)
         span.end()
+
+    def refused(self, kind: str) -> None:
+        """Count a request that was refused before it had a span."""
+        self._errors.add(1, {**self._labels, "error.type": kind})
 
     def prometheus(self) -> bytes:
         return generate_latest(self._registry)

@@ -73,7 +73,7 @@ async def _read_prompts(fields: Fields, replica: Replica) -> list[Prompt]:
         if not tokens:
             eos = replica.ready.eos_token_ids
             tokens = list(replica.tokenizer.bos_ids) or eos[:1]
-        replica.check_length(len(tokens), "prompt")
+        replica.check_prompt(tokens, "prompt")
         prompts.append(Prompt(tokens))
     return prompts
 

@@ -61,13 +61,24 @@ class Replica:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)
 
-    def check_length(self, tokens: int, param: str) -> None:
-        if tokens >= self.ready.max_model_len:
+    def check_prompt(self, tokens: list[int], param: str) -> None:
+        """Refuse a prompt that leaves no room for a reply, or that the model cannot read."""
+        self.check_tokens(tokens, param)
+        if len(tokens) >= self.ready.max_model_len:
             raise RequestError(
-                f"this model's context is {self.ready.max_model_len} tokens; the prompt has {tokens}, which leaves no "
-                "room for a reply",
+                f"this model's context is {self.ready.max_model_len} tokens; the prompt has {len(tokens)}, which "
+                "leaves no room for a reply",
                 param=param,
                 code="context_length_exceeded",
+            )
+
+    def check_tokens(self, tokens: list[int], param: str) -> None:
+        """Refuse no tokens, and tokens that the tokenizer knows and the model does not."""
+        if not tokens:
+            raise RequestError(f"{param} holds nothing that this model reads", param=param)
+        if max(tokens) >= self.ready.vocab_size:
+            raise RequestError(
+                f"{param} holds the token {max(tokens)}, for which this model has no weights", param=param
             )
 
     def check_characters(self, text: str, param: str) -> None:
@@ -131,11 +142,12 @@ async def respond(
     """Generate and write the reply, streamed or plain; account for it however it ends."""
     received = request["received_at"]
     span = replica.telemetry.start_span(reply.operation, replica.name, request.headers)
+    request["accounted"] = True
     error = ""
     deltas = generate(
         replica.engine, replica.tokenizer, prompts, generation,
         max_model_len=replica.ready.max_model_len,
-        salt=request.headers.get("x-ingle-cache-salt", "").encode(),
+        salt=header_bytes(request.headers.get("x-ingle-cache-salt", "")),
         clock=asyncio.get_running_loop(),
         reading=reading,
     )  # fmt: skip
@@ -223,6 +235,11 @@ async def _stream(
     await response.write(tail + reply.done)
     await response.write_eof()
     return response
+
+
+def header_bytes(value: str) -> bytes:
+    """A header's value as it came: bytes that are no UTF-8 are kept by aiohttp as surrogates."""
+    return value.encode("utf-8", "surrogateescape")
 
 
 def dump(body: Any) -> str:

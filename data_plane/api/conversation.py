@@ -79,7 +79,7 @@ async def converse(
 
     def prepare() -> tuple[list[int], str]:
         tokens = template.tokens(shown, tools=tools, **known)
-        replica.check_length(len(tokens), param)
+        replica.check_prompt(tokens, param)
         if use.forced:
             return tokens, calls_grammar(use, template.dialect, _control(template, template.dialect.opening))
         return tokens, bound() if bound is not None else ""

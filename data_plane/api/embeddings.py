@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from data_plane.api.context import ALWAYS, REPLICA, Replica, dump
+from data_plane.api.context import ALWAYS, REPLICA, Replica, dump, header_bytes
 from data_plane.api.fields import Fields
 from data_plane.api.sampling import check_token
 from data_plane.engine.messages import Output, SamplingParams
@@ -34,10 +34,11 @@ async def embeddings(request: web.Request) -> web.Response:
     fields.refuse("dimensions", (), "this model's vectors cannot be shortened: leave dimensions out")
     texts = await _read_inputs(fields, replica)
     span = replica.telemetry.start_span("embeddings", replica.name, request.headers)
+    request["accounted"] = True
     error, started = "", request["received_at"]
     total = sum(map(len, texts))
     try:
-        vectors = await _embed(replica, texts, request.headers.get("x-ingle-cache-salt", "").encode())
+        vectors = await _embed(replica, texts, header_bytes(request.headers.get("x-ingle-cache-salt", "")))
     except RequestError as failure:
         error = failure.code or "invalid_request"
         raise
@@ -89,6 +90,7 @@ def _tokens(item: Any, replica: Replica) -> list[int]:
         tokens = [check_token(token, replica.limits, "input") for token in item]
     else:
         raise RequestError("input must be a string or an array of strings or token ids", param="input")
+    replica.check_tokens(tokens, "input")
     most = replica.ready.max_model_len
     if len(tokens) > most:
         raise RequestError(

@@ -20,7 +20,7 @@ from aiohttp import web
 from data_plane import log
 from data_plane.api.chat import chat_completions
 from data_plane.api.completions import completions
-from data_plane.api.context import REPLICA, Handler, Replica
+from data_plane.api.context import REPLICA, Handler, Replica, header_bytes
 from data_plane.api.embeddings import embeddings
 from data_plane.api.responses import create_response
 from data_plane.config import ServeConfig
@@ -31,6 +31,7 @@ from data_plane.observe import Telemetry
 from data_plane.text.load import load_text
 
 _AFTERLIFE_S = 3.0
+_MOST_LABEL = 128
 _OPEN_PATHS = ("/health", "/")
 
 
@@ -161,7 +162,7 @@ def make_app(replica: Replica) -> web.Application:
 async def _middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Identity, admission and the shape of every error."""
     replica = request.app[REPLICA]
-    request["id"] = request.headers.get("x-request-id") or f"req-{secrets.token_hex(8)}"
+    request["id"] = _label(request.headers.get("x-request-id", "")) or f"req-{secrets.token_hex(8)}"
     request["received_at"] = time.monotonic()
     generates = request.method == "POST" and request.path.startswith("/v1/")
     try:
@@ -183,33 +184,42 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
                 if not replica.open:
                     replica.idle.set()
     except RequestError as error:
-        response = _error(error)
+        response = _error(request, error)
     except web.HTTPRequestEntityTooLarge:
         most = replica.config.max_body_bytes
-        response = _error(RequestError(f"the body is over {most} bytes", status=413, code="body_too_large"))
+        response = _error(request, RequestError(f"the body is over {most} bytes", status=413, code="body_too_large"))
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = _error(RequestError(f"{request.method} {request.path}: {error.reason.lower()}", status=error.status))
+        said = f"{request.method} {request.path}: {error.reason.lower()}"
+        response = _error(request, RequestError(said, status=error.status))
     except ConnectionError:
         raise
     except Exception as error:
         log.event("request_failed", level="error", kind=type(error).__name__, path=request.path, id=request["id"])
-        response = _error(RequestError("internal error", status=500, type="server_error", code="internal_error"))
+        failure = RequestError("internal error", status=500, type="server_error", code="internal_error")
+        response = _error(request, failure)
     if not response.prepared:
         response.headers["x-request-id"] = request["id"]
     return response
+
+
+def _label(given: str) -> str:
+    """A client's own name for a request, if it is one that can go into a header and a log."""
+    return given if len(given) <= _MOST_LABEL and given.isascii() and given.isprintable() else ""
 
 
 def _authenticate(request: web.Request, replica: Replica) -> None:
     if replica.token is None or request.path in _OPEN_PATHS:
         return
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), replica.token.encode()):
+    if not hmac.compare_digest(header_bytes(given), replica.token.encode()):
         raise RequestError("wrong or missing token", status=401, code="invalid_api_key", type="authentication_error")
 
 
-def _error(error: RequestError) -> web.Response:
+def _error(request: web.Request, error: RequestError) -> web.Response:
+    if not request.get("accounted"):
+        request.app[REPLICA].telemetry.refused(error.code or "invalid_request")
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return web.json_response(error.body(), status=error.status, headers=headers)
 

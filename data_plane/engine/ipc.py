@@ -22,7 +22,11 @@ class EngineSocket:
         wait = timeout_s
         messages: list[ToEngine] = []
         while select.select([self._socket], [], [], wait)[0]:
-            chunk = self._socket.recv(_CHUNK)
+            try:
+                chunk = self._socket.recv(_CHUNK)
+            except ConnectionError:
+                # it died with something of ours unread
+                return None
             if not chunk:
                 return None
             self._buffer += chunk

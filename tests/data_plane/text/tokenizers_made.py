@@ -38,23 +38,51 @@ def sentencepiece_fields() -> dict[str, Any]:
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 
 
-def byte_level_folder(folder: Path, *, extra: list[AddedToken] | None = None, **config: Any) -> Tokenizer:
-    """A trained byte-level BPE in `folder`, with control tokens, and its twin in memory."""
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+CONTROL = ("<|im_start|>", "<|im_end|>")
+
+
+def byte_level(vocabulary: int = 300) -> Tokenizer:
+    """A trained byte-level BPE with the control tokens of ChatML."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROL])
+    return tokenizer
+
+
+def byte_level_folder(folder: Path, *, extra: list[AddedToken] | None = None, **config: Any) -> Tokenizer:
+    """Its files in `folder`, with further added tokens, and the tokenizer itself."""
+    tokenizer = byte_level()
     tokenizer.add_tokens(extra or [])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = (
-        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-        "<|im_start|>assistant\n"
-    )
-    settings = {"eos_token": "<|im_end|>", "chat_template": template, **config}
+    settings = {"eos_token": "<|im_end|>", "chat_template": CHATML, **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return tokenizer
+
+
+def byte_level_fields(size: int) -> dict[str, Any]:
+    """Its GGUF fields as `tiny.write_gguf` takes them; words that nothing makes fill the vocabulary to `size`."""
+    tokenizer = byte_level()
+    state = json.loads(tokenizer.to_str())["model"]
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    tokens = sorted(ids, key=lambda token: ids[token])
+    types = [3 if token in CONTROL else 1 for token in tokens]
+    missing = size - len(tokens)
+    return {
+        "tokenizer__ggml__model": "gpt2",
+        "tokenizer__ggml__pre": "gpt-2",
+        "tokenizer__ggml__tokens": [*tokens, *(f"w{n}." for n in range(missing))],
+        "tokenizer__ggml__token_type": [*types, *[1] * missing],
+        "tokenizer__ggml__merges": [" ".join(pair) for pair in state["merges"]],
+        "tokenizer__ggml__eos_token_id": ids["<|im_end|>"],
+        "tokenizer__chat_template": CHATML,
+    }
