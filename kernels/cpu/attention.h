@@ -45,49 +45,70 @@ INLINE void fetch_ahead(const half *from, int halves) {
     for (int i = 0; i < halves; i += 32) __builtin_prefetch(from + i);
 }
 
-INLINE void score_segment(const int rows, const kv_view *kv, const tile_rows_view *t, int base, int end,
+// Two runs of sixteen positions are scored side by side: with few rows, one run's sums would wait for each other.
+INLINE void score_segment(const int rows, const kv_view *kv, const tile_rows_view *t, int base, int end, int reach,
                           float scores[MOST_TILE][SEGMENT]) {
-    for (int sub = 0; sub < SEGMENT; sub += LANES) {
+    for (int sub = 0; sub < SEGMENT; sub += 2 * LANES) {
         int position = base + sub;
         if (position >= end) {
-            for (int r = 0; r < rows; r++) store(scores[r] + sub, splat(-INFINITY));
+            for (int r = 0; r < rows; r++)
+                store(scores[r] + sub, splat(-INFINITY)), store(scores[r] + sub + LANES, splat(-INFINITY));
             continue;
         }
-        const half *keys = keys_at(kv, position);
-        // blocks lie anywhere: the next keys and these values are asked for while these keys are used
+        int other = position + LANES < end ? position + LANES : position;
+        const half *first = keys_at(kv, position), *second = keys_at(kv, other);
+        // blocks lie anywhere, and memory is slow: these values and the keys a segment further are asked for now
         fetch_ahead(values_at(kv, position), LANES * kv->head_dim);
-        if (kv->block_size == LANES && position + LANES < end)
-            fetch_ahead(keys_at(kv, position + LANES), LANES * kv->head_dim);
-        f32v dot[MOST_TILE];
-        for (int r = 0; r < rows; r++) dot[r] = splat(0);
+        fetch_ahead(values_at(kv, other), LANES * kv->head_dim);
+        if (kv->block_size == LANES && other + SEGMENT < reach) {
+            fetch_ahead(keys_at(kv, position + SEGMENT), LANES * kv->head_dim);
+            fetch_ahead(keys_at(kv, other + SEGMENT), LANES * kv->head_dim);
+        }
+        f32v dot[2][MOST_TILE];
+        for (int r = 0; r < rows; r++) dot[0][r] = dot[1][r] = splat(0);
         for (int d = 0; d < kv->head_dim; d++) {
-            f32v k = load_half(keys + (size_t)d * kv->block_size);
-            for (int r = 0; r < rows; r++) dot[r] = fmadd(k, splat(t->q[r][d]), dot[r]);
+            f32v a = load_half(first + (size_t)d * kv->block_size), b = load_half(second + (size_t)d * kv->block_size);
+            for (int r = 0; r < rows; r++) {
+                f32v q = splat(t->q[r][d]);
+                dot[0][r] = fmadd(a, q, dot[0][r]);
+                dot[1][r] = fmadd(b, q, dot[1][r]);
+            }
         }
         for (int r = 0; r < rows; r++) {
             float *to = scores[r] + sub;
-            store(to, dot[r]);
-            if (position < t->from[r] || position + LANES > t->to[r])
-                for (int i = 0; i < LANES; i++)
+            store(to, dot[0][r]);
+            store(to + LANES, dot[1][r]);
+            if (position < t->from[r] || position + 2 * LANES > t->to[r])
+                for (int i = 0; i < 2 * LANES; i++)
                     if (position + i < t->from[r] || position + i >= t->to[r]) to[i] = -INFINITY;
         }
     }
 }
 
+// Columns [d, d + 16·wide) of the values of `count` positions, weighted by p, onto part->out.
+INLINE void add_columns(const int rows, const int wide, const half *const *at, int stride, int d, int count,
+                        float p[MOST_TILE][SEGMENT], softmax_part *part) {
+    f32v sum[2][MOST_TILE];
+    for (int w = 0; w < wide; w++)
+        for (int r = 0; r < rows; r++) sum[w][r] = load(part->out[r] + d + w * LANES);
+    for (int i = 0; i < count; i++) {
+        const half *from = at[i / LANES] + (i % LANES) * stride + d;
+        f32v v[2];
+        for (int w = 0; w < wide; w++) v[w] = load_half(from + w * LANES);
+        for (int r = 0; r < rows; r++)
+            for (int w = 0; w < wide; w++) sum[w][r] = fmadd(v[w], splat(p[r][i]), sum[w][r]);
+    }
+    for (int w = 0; w < wide; w++)
+        for (int r = 0; r < rows; r++) store(part->out[r] + d + w * LANES, sum[w][r]);
+}
+
 INLINE void add_values(const int rows, const kv_view *kv, int base, int end, float p[MOST_TILE][SEGMENT],
                        softmax_part *part) {
-    int count = end - base < SEGMENT ? end - base : SEGMENT;
+    int count = end - base < SEGMENT ? end - base : SEGMENT, d = 0;
     const half *at[SEGMENT / LANES];
     for (int i = 0; i < count; i += LANES) at[i / LANES] = values_at(kv, base + i);
-    for (int d = 0; d < kv->head_dim; d += LANES) {
-        f32v sum[MOST_TILE];
-        for (int r = 0; r < rows; r++) sum[r] = load(part->out[r] + d);
-        for (int i = 0; i < count; i++) {
-            f32v v = load_half(at[i / LANES] + (i % LANES) * kv->head_dim + d);
-            for (int r = 0; r < rows; r++) sum[r] = fmadd(v, splat(p[r][i]), sum[r]);
-        }
-        for (int r = 0; r < rows; r++) store(part->out[r] + d, sum[r]);
-    }
+    for (; d + 2 * LANES <= kv->head_dim; d += 2 * LANES) add_columns(rows, 2, at, kv->head_dim, d, count, p, part);
+    if (d < kv->head_dim) add_columns(rows, 1, at, kv->head_dim, d, count, p, part);
 }
 
 // Positions [start, start + 512) that any row sees, into `part`.
@@ -105,7 +126,7 @@ INLINE void attend_partition_rows(const int rows, const kv_view *kv, const tile_
     float scores[MOST_TILE][SEGMENT];
     for (int base = start; base < end; base += SEGMENT) {
         if (base + SEGMENT <= first) continue;
-        score_segment(rows, kv, t, base, end, scores);
+        score_segment(rows, kv, t, base, end, last, scores);
         for (int r = 0; r < rows; r++) {
             f32v most = load(scores[r]);
             for (int i = LANES; i < SEGMENT; i += LANES) most = max_lanes(most, load(scores[r] + i));
