@@ -39,6 +39,7 @@ from control_plane.reconciler.loop import Reconciler, owner_name
 from control_plane.reconciler.stop import end_all
 from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
 from control_plane.security.secret import Secret, load_secret
+from control_plane.security.sources import AuthoritySource, CertificateSource, FilesSource
 from control_plane.store.database import Store
 from control_plane.store.schema import require_schema, upgrade_schema
 
@@ -177,12 +178,16 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
     await gateway.keeper.start()
     found = settings.region(region)
     public = found.public_url if found else None
+    name = f"gateway-{region}"
+    source: CertificateSource = AuthoritySource(platform.authority, name, _host_names(address, public))
+    if found is not None and found.certificate is not None and found.key is not None:
+        source = FilesSource(found.certificate, found.key)
     listener = TlsListener(
         gateway.server,
         address,
-        platform.authority,
-        f"gateway-{region}",
-        _host_names(address, public),
+        source,
+        name,
+        folder=platform.authority.folder,
         check=settings.timing.certificate_check,
         flag="--gateway",
     )
@@ -207,9 +212,9 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     listener = TlsListener(
         await api.start(),
         address,
-        platform.authority,
+        AuthoritySource(platform.authority, "admin", _host_names(address, None)),
         "admin",
-        _host_names(address, None),
+        folder=platform.authority.folder,
         check=settings.timing.certificate_check,
         flag="--admin",
     )

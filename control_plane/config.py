@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from control_plane.domain import Address, is_name
 from control_plane.errors import ConfigError
@@ -54,6 +54,15 @@ class RegionSettings(_Section):
     """Defaults to the first region's address with the next ports."""
     public_url: str | None = None
     """What tenants type, where a load balancer stands before the gateway."""
+    certificate: Path | None = None
+    """A certificate chain, leaf first, and its `key`: for a certificate of somebody else's authority."""
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> RegionSettings:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key: both or neither")
+        return self
 
 
 class Limits(_Section):
@@ -64,6 +73,9 @@ class Limits(_Section):
     """Bytes of all request bodies in memory at once."""
     max_held: int = Field(2048, ge=0)
     """Requests held per endpoint while a replica starts."""
+    max_connections: int = Field(16_384, ge=1)
+    header_seconds: Seconds = 10.0
+    """How long the headers of a request may take."""
     max_in_flight: int = Field(8192, ge=1)
     key_concurrency: int = Field(1024, ge=1)
     """Requests at once per key, where the key has no bound of its own."""

@@ -7,7 +7,8 @@ import errno
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -15,48 +16,53 @@ from control_plane.domain import Address
 from control_plane.errors import ConfigError, IngleError
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
-from control_plane.security.certificates import Certificate, CertificateAuthority, server_context
+from control_plane.security.sources import CertificateSource, Pair
 
 _HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 2048
 
 
 class TlsListener:
-    """Serves `server` at `address` with certificate `name` for host `names`.
+    """Serves `server` at `address` with the pair of `source`, known as `name` in metrics and logs.
 
-    `check` is how often, in seconds, the certificate file is looked at. `address` tells the real port once started.
+    `check` is how often, in seconds, the source is looked at; `folder` is private, for files that live for a moment.
+    `address` tells the real port once started.
     """
 
     def __init__(
         self,
         server: web.Server,
         address: Address,
-        authority: CertificateAuthority,
+        source: CertificateSource,
         name: str,
-        names: Sequence[str],
         *,
+        folder: Path,
         check: float,
         flag: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.address = address
         self._server = server
-        self._authority = authority
+        self._source = source
         self._name = name
-        self._names = tuple(names)
+        self._folder = folder
         self._check = check
         self._flag = flag
         self._clock = clock
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._listening: asyncio.Server | None = None
-        self._context: ssl.SSLContext | None = None
-        self._stamp: tuple[int, int] | None = None
+        self._served: Pair | None = None
+        self._fault: str | None = None
 
     async def start(self) -> None:
-        """Bind. Raises ConfigError where the address can't be had."""
-        certificate = self._authority.ensure(self._name, self._names, self._clock())
-        self._context = server_context(certificate.path)
-        self._stamp = _stamp(certificate)
-        metrics.certificate_not_after.labels(self._name).set(certificate.not_after)
+        """Bind. Raises ConfigError where there is no certificate to serve or the address can't be had."""
+        try:
+            await asyncio.to_thread(self._take_up)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{self._name} has no certificate to serve: {_reason(error)}", param="certificate"
+            ) from None
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 self._server,
@@ -75,30 +81,35 @@ class TlsListener:
         self.address = Address(self.address.host, self._listening.sockets[0].getsockname()[1])
 
     async def run(self) -> None:
-        """Renew the certificate when due and take up a replaced one, until cancelled."""
+        """Take up renewed and replaced certificates until cancelled. What can't be served changes nothing."""
         while True:
             await asyncio.sleep(self._check)
             try:
-                self._refresh()
+                await asyncio.to_thread(self._take_up)
+                fault = None
             except (IngleError, OSError, ValueError) as error:
+                fault = _reason(error)
                 metrics.certificate_faults.labels(self._name).inc()
-                event("certificate.fault", level=logging.ERROR, certificate=self._name, reason=str(error))
+            if fault != self._fault:
+                self._fault = fault
+                metrics.certificate_broken.labels(self._name).set(fault is not None)
+                if fault is not None:
+                    event("certificate.fault", level=logging.ERROR, certificate=self._name, reason=fault)
+                else:
+                    event("certificate.mended", certificate=self._name)
 
-    def _refresh(self) -> None:
-        certificate = self._authority.show(self._name)
-        if certificate.due(self._clock()):
-            certificate = self._authority.ensure(self._name, self._names, self._clock())
-        stamp = _stamp(certificate)
-        if stamp == self._stamp or self._context is None:
+    def _take_up(self) -> None:
+        now = self._clock()
+        self._source.refresh(now)
+        pair = self._source.read()
+        if self._served is not None and pair.pem == self._served.pem:
             return
-        # A pair that doesn't load is found out on a context that serves nobody.
-        server_context(certificate.path)
-        if certificate.not_after <= self._clock():
-            raise ValueError("the certificate file holds one that has expired")
-        self._context.load_cert_chain(certificate.path)
-        self._stamp = stamp
-        metrics.certificate_not_after.labels(self._name).set(certificate.not_after)
-        event("certificate.loaded", certificate=self._name, serial=certificate.serial)
+        # What is wrong with a pair is found out on a context that serves nobody.
+        pair.check(now, self._folder)
+        pair.load_into(self._context, self._folder)
+        self._served = pair
+        metrics.certificate_not_after.labels(self._name).set(pair.not_after)
+        event("certificate.loaded", certificate=self._name, serial=pair.serial)
 
     async def stop(self, grace: float) -> None:
         """Stop accepting, let open requests end for `grace` seconds, then cut them."""
@@ -108,6 +119,7 @@ class TlsListener:
             await self._server.shutdown(grace)
 
 
-def _stamp(certificate: Certificate) -> tuple[int, int]:
-    status = certificate.path.stat()
-    return status.st_mtime_ns, status.st_ino
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"the certificate and its key don't load ({error.reason or 'unreadable'})"
+    return str(error)

@@ -8,8 +8,8 @@ from control_plane.api import schemas, views
 from control_plane.api.operations import Answer, Call, Operation, Page, Parameter, limit_of, number_of
 from control_plane.api.places import Places
 from control_plane.domain import Role
-from control_plane.errors import NotFound, Unprocessable
-from control_plane.security.certificates import CertificateAuthority
+from control_plane.errors import NotFound
+from control_plane.security.certificates import CA, CertificateAuthority
 from control_plane.store import audit, endpoints, traffic
 from control_plane.store.database import Store
 
@@ -87,10 +87,11 @@ class PlatformOperations:
 
     async def rotate(self, call: Call) -> Page:
         asked: schemas.CertificateRotate = call.body
-        if asked.name == "ca":
-            raise Unprocessable(
-                "the authority itself isn't rotated: every client trusts it; name a server's certificate", param="name"
-            )
+        if asked.name == CA:
+            rolled = await asyncio.to_thread(self._authority.roll_over, call.now)
+            async with self._store.write() as session:
+                call.audit(session, "cert.rotate", CA)
+            return Page([views.certificate(rolled, call.now)])
         known = [item.name for item in await asyncio.to_thread(self._authority.list)]
         names = [asked.name] if asked.name else [name for name in known if name.startswith("gateway-")]
         renewed = [await asyncio.to_thread(self._authority.renew, name, call.now) for name in names]

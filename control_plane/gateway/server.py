@@ -31,6 +31,7 @@ from control_plane.gateway.activator import Activator, no_such_endpoint
 from control_plane.gateway.authenticate import Authenticator, source_address
 from control_plane.gateway.body import NO_HEAD, Head, model_of, read_body, read_head, wait_of
 from control_plane.gateway.demand import DemandTracker
+from control_plane.gateway.door import Door
 from control_plane.gateway.exchange import Exchange
 from control_plane.gateway.limits import Bound, Limiter
 from control_plane.gateway.meter import Meter, usage_event
@@ -75,8 +76,14 @@ class Gateway:
         folder = home / "gateway"
         self.region = region
         self.url = ""
-        self.server = web.Server(
-            self._handle, handler_cancellation=True, access_log=None, keepalive_timeout=_IDLE_SECONDS
+        self.server = Door(
+            self._handle,
+            region=region,
+            most=limits.max_connections,
+            header_seconds=limits.header_seconds,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_IDLE_SECONDS,
         )
         self.keeper = SnapshotKeeper(store, secret, folder, region, poll=timing.snapshot_poll, clock=clock)
         self._store = store

@@ -1,7 +1,9 @@
 """The private certificate authority in `HOME/certs`, and the server certificates that it issues.
 
-`ca.pem` is what clients trust. Each server has `<name>.pem` (its chain and its key in one file, so that the pair is
-always replaced together, 0600).
+`ca.pem` is what clients trust: the authority's certificate, and its predecessor's while they overlap. `ca.key` is its
+key, with its own certificate and the one that its predecessor gave it: servers send that along, so that clients which
+trust only the predecessor still find their way. Each server has `<name>.pem` (its chain and its key in one file, so
+that the pair is always replaced together, 0600).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import ipaddress
 import os
-import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +26,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from control_plane.errors import ConfigError, NotFound
 from control_plane.security.files import private_folder, write_private
 
+CA = "ca"
 CA_DAYS = 3650
 RENEW_AT_SHARE = 2 / 3
 """Renewed once this share of its lifetime is over."""
 
+_KEY_MARK = b"-----BEGIN PRIVATE KEY"
 _BACKDATE = timedelta(minutes=5)  # clients' clocks differ
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -77,6 +81,23 @@ class CertificateAuthority:
                 pass
             return self._issue(name, names, now)
 
+    def roll_over(self, now: float) -> Certificate:
+        """Follow the authority by a new one, which its predecessor vouches for, and renew all servers' certificates.
+
+        Clients with either `ca.pem` connect to every server from then on; the predecessor's stays in the new `ca.pem`
+        until the next roll-over.
+        """
+        with self._locked():
+            old, _, old_key = self._authority()
+            key = ec.generate_private_key(ec.SECP256R1())
+            own, vouched = _authority_certificate(key, now), _authority_certificate(key, now, old, old_key)
+            servers = [item for item in self.list() if item.name != CA]
+            write_private(self.folder / "ca.key", _pem(own) + _pem(vouched) + _key_pem(key))
+            self._publish(_pem(own) + _pem(old))
+            for item in servers:
+                self._issue(item.name, item.names, now)
+        return self.show(CA)
+
     def renew(self, name: str, now: float) -> Certificate:
         """A new certificate for the same names. Raises NotFound."""
         with self._locked():
@@ -114,23 +135,27 @@ class CertificateAuthority:
 
     def _create(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ingle private CA")])
-        now = datetime.now(UTC)
-        certificate = (
-            _builder(subject, subject, key, now, CA_DAYS)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(sign_certificates=True), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
-        )
-        write_private(self.folder / "ca.key", _key_pem(key))
-        write_private(self.ca_file, certificate.public_bytes(serialization.Encoding.PEM))
+        own = _authority_certificate(key, time.time())
+        write_private(self.folder / "ca.key", _pem(own) + _key_pem(key))
+        self._publish(_pem(own))
+
+    def _publish(self, pem: bytes) -> None:
+        write_private(self.ca_file, pem)
         os.chmod(self.ca_file, 0o644)  # clients must read it
 
+    def _authority(self) -> tuple[x509.Certificate, Sequence[x509.Certificate], ec.EllipticCurvePrivateKey]:
+        """The authority's certificate, those that servers send along, and its key."""
+        pem = (self.folder / "ca.key").read_bytes()
+        key = serialization.load_pem_private_key(pem[pem.index(_KEY_MARK) :], password=None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)  # noqa: S101  # we wrote it
+        chain = pem[: pem.index(_KEY_MARK)]
+        own, *along = x509.load_pem_x509_certificates(chain or self.ca_file.read_bytes())
+        if own not in x509.load_pem_x509_certificates(self.ca_file.read_bytes()):  # a crash amid a roll-over
+            self._publish(_pem(own) + self.ca_file.read_bytes())
+        return own, along, key
+
     def _issue(self, name: str, names: Sequence[str], now: float) -> Certificate:
-        ca = x509.load_pem_x509_certificate(self.ca_file.read_bytes())
-        ca_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), password=None)
-        assert isinstance(ca_key, ec.EllipticCurvePrivateKey)  # noqa: S101  # we wrote it
+        ca, along, ca_key = self._authority()
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ingle {name}")])
         certificate = (
@@ -143,7 +168,8 @@ class CertificateAuthority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
             .sign(ca_key, hashes.SHA256())
         )
-        write_private(self._path(name), certificate.public_bytes(serialization.Encoding.PEM) + _key_pem(key))
+        chain = b"".join(_pem(item) for item in (certificate, *along))
+        write_private(self._path(name), chain + _key_pem(key))
         return self.show(name)
 
     @contextmanager
@@ -153,12 +179,29 @@ class CertificateAuthority:
             yield
 
 
-def server_context(path: Path) -> ssl.SSLContext:
-    """A TLS context for a server on the certificate file at `path`: TLS 1.2 or newer."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(path)
-    return context
+def _authority_certificate(
+    key: ec.EllipticCurvePrivateKey,
+    now: float,
+    issuer: x509.Certificate | None = None,
+    issuer_key: ec.EllipticCurvePrivateKey | None = None,
+) -> x509.Certificate:
+    """For an authority's `key`: its own word, or its predecessor's."""
+    # An authority's name tells it from its predecessor, so that chains are found by name.
+    identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ingle private CA {identity.digest.hex()[:8]}")])
+    days = CA_DAYS
+    if issuer is not None:
+        days = max(1, (issuer.not_valid_after_utc - datetime.fromtimestamp(now, UTC)).days)
+    signer = issuer_key or key
+    return (
+        _builder(subject, issuer.subject if issuer else subject, key, datetime.fromtimestamp(now, UTC), days)
+        # One authority below it: its successor.
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0 if issuer else 1), critical=True)
+        .add_extension(_key_usage(sign_certificates=True), critical=True)
+        .add_extension(identity, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
 
 
 def _builder(
@@ -187,6 +230,10 @@ def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -73,7 +73,7 @@ def test_an_endpoint_from_create_to_delete(platform: Installation) -> None:
         (["key", "create", "--region", "none"], 4, "no region named"),
         (["tenant", "create", "default"], 1, "exists"),
         (["cert", "show", "none"], 4, "no certificate"),
-        (["cert", "rotate", "ca"], 2, "every client trusts it"),
+        (["cert", "rotate", "none"], 4, "no certificate named"),
         (["region", "show", "none"], 4, "there are local-eu, local-me"),
         (["serve", "gateway", "--region", "none"], 2, "isn't one of local-eu, local-me"),
         (["usage", "--tenant", "none"], 4, "no tenant named"),

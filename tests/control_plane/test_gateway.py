@@ -433,11 +433,8 @@ def test_certificates_are_replaced_under_way(platform: Installation, admin: Admi
     (renewed,) = [c for c in admin.rotate_certificates(None) if c.name == "gateway-local-eu"]
     assert renewed.serial != before
     until(lambda: served() == renewed.serial, "the new certificate is served")
-    good = path.read_bytes()
-    path.write_bytes(good[:400])
-    until(lambda: "certificate.fault" in platform.programs[0].log(), "the damage is logged")
-    assert served() == renewed.serial
-    path.write_bytes(good)
+    path.write_bytes(path.read_bytes()[:400])
+    until(lambda: served() != renewed.serial, "our own authority replaces a damaged one")
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")

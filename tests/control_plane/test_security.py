@@ -12,9 +12,10 @@ import pytest
 
 from control_plane.errors import ConfigError, NotFound
 from control_plane.observe.logs import redact
-from control_plane.security.certificates import CertificateAuthority, server_context
+from control_plane.security.certificates import CertificateAuthority
 from control_plane.security.keys import make_admin_token, make_key, parse_key
 from control_plane.security.secret import load_secret
+from control_plane.security.sources import AuthoritySource, Pair
 
 
 def mode(path: Path) -> int:
@@ -103,7 +104,10 @@ def test_a_damaged_certificate_is_replaced_and_strange_names_are_not_paths(tmp_p
 
 def test_a_client_that_trusts_the_authority_completes_a_handshake(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path, days=90)
-    server = server_context(authority.ensure("gateway-a", ["localhost", "127.0.0.1"], time.time()).path)
+    source = AuthoritySource(authority, "gateway-a", ["localhost", "127.0.0.1"])
+    source.refresh(time.time())
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    source.read().load_into(server, tmp_path)
     client = ssl.create_default_context(cafile=str(authority.ca_file))
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -133,4 +137,4 @@ def test_two_processes_agree_on_one_authority(tmp_path: Path) -> None:
     certificate = authority.ensure("a", ["localhost"], time.time())
     context = ssl.create_default_context(cafile=str(authority.ca_file))
     assert str(context.get_ca_certs()[0]["serialNumber"]).lower().lstrip("0") == authority.show("ca").serial
-    server_context(certificate.path)
+    Pair.of(certificate.path.read_bytes()).check(time.time(), tmp_path)
