@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -20,3 +21,15 @@ def event(name: str, *, level: Level = "info", **fields: object) -> None:
     record = {"ts": round(time.time(), 3), "level": level, "event": name, "pid": os.getpid(), **fields}
     sys.stderr.write(json.dumps(record, default=str) + "\n")
     sys.stderr.flush()
+
+
+def capture_libraries() -> None:
+    """Make what libraries log through `logging`, from warnings up, events too; their tracebacks stay out."""
+    logging.basicConfig(handlers=[_Events()], level=logging.WARNING, force=True)
+
+
+class _Events(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
+        kind = {} if record.exc_info is None or record.exc_info[0] is None else {"kind": record.exc_info[0].__name__}
+        event("library", level=level, logger=record.name, message=record.getMessage(), **kind)

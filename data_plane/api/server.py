@@ -38,6 +38,7 @@ _OPEN_PATHS = ("/health", "/")
 def serve(config: ServeConfig) -> int:
     """Run a replica until SIGTERM (0 after draining) or the engine's end (non-zero). Raises StartError."""
     started = time.monotonic()
+    log.capture_libraries()
     path = resolve(config.engine.model)
     listener = _bind(config)
     process, connection = start_process(config)
@@ -95,8 +96,9 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     host, port = listener.getsockname()[:2]
     say_ready(replica, host, port, time.monotonic() - started)
     code = await _until_over(replica, stop)
-    await runner.cleanup()
+    # the engine first: streams that are still open end with an error instead of a cut
     await engine.stop()
+    await runner.cleanup()
     telemetry.shutdown()
     return code
 
@@ -194,7 +196,7 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
         said = f"{request.method} {request.path}: {error.reason.lower()}"
         response = _error(request, RequestError(said, status=error.status))
     except ConnectionError:
-        raise
+        return web.Response(status=499)  # nobody is there to read it
     except Exception as error:
         log.event("request_failed", level="error", kind=type(error).__name__, path=request.path, id=request["id"])
         failure = RequestError("internal error", status=500, type="server_error", code="internal_error")

@@ -66,6 +66,7 @@ class EngineClient:
         self._sinks: dict[str, Sink] = {}
         self._pump: asyncio.Task[None] | None = None
         self._heard_at = time.monotonic()
+        self._stopping = False
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.progress: Progress | None = None
         self.died = asyncio.Event()
@@ -121,7 +122,8 @@ class EngineClient:
             self._writer.write(frame(Abort(live)))
 
     async def stop(self) -> None:
-        """End the engine process: ask, then insist."""
+        """End the engine process: ask, then insist. What still runs ends with an error."""
+        self._stopping = True
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(Stop()))
         try:
@@ -176,7 +178,9 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(StartError(f"{reason} before it was ready; see its log above"))
         lost, self._sinks = self._sinks, {}
-        if lost:
+        if self._stopping:
+            reason = "the replica was stopped before this was done"
+        elif lost:
             log.event("engine_died", level="error", reason=reason, requests=len(lost))
         for id, sink in lost.items():
             sink(Output(id, [], "error", error=reason))

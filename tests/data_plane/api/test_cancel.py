@@ -1,0 +1,86 @@
+"""A client that goes away takes its work with it: batch, queue and cache are empty again, and it is counted."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data_plane.replica import Replica, eventually, running
+
+LONG = {"messages": [{"role": "user", "content": "Write."}], "max_tokens": 60_000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    """Two sequences run at a time; the others wait."""
+    log = tmp_path_factory.mktemp("narrow") / "log"
+    with running(tiny_path, log, "--name", "tiny", "--max-num-seqs", "2") as replica:
+        yield replica
+    assert not [event for event in replica.logged() if event["level"] == "error"]
+
+
+def read_some(connection: socket.socket) -> None:
+    """At least three frames of the stream."""
+    got = b""
+    while got.count(b"\n\n") < 4:
+        piece = connection.recv(4096)
+        assert piece
+        got += piece
+
+
+def reset(connection: socket.socket) -> None:
+    """Close with RST instead of FIN."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+WAYS: dict[str, tuple[dict[str, Any], bool, Callable[[socket.socket], None]]] = {
+    "in mid-stream": ({}, True, socket.socket.close),
+    "before the first byte": ({}, False, socket.socket.close),
+    "waiting for a plain reply": ({"stream": False}, False, socket.socket.close),
+    "by reset": ({}, True, reset),
+    "by half": ({}, True, lambda connection: connection.shutdown(socket.SHUT_WR)),
+    "with several choices": ({"n": 5}, False, socket.socket.close),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_that_leaves(way: str, narrow: Replica) -> None:
+    fields, reads, leave = WAYS[way]
+    before = narrow.metrics().get("ingle_requests_cancelled_total", 0)
+    connection = narrow.open_stream({**LONG, **fields})
+    if reads:
+        read_some(connection)
+    eventually(lambda: narrow.health()["running"] > 0)
+    leave(connection)
+    eventually(narrow.idle)
+    assert narrow.metrics()["ingle_requests_cancelled_total"] == before + 1
+
+
+def test_clients_that_leave_while_they_queue(narrow: Replica) -> None:
+    """Twenty at once, of which eighteen wait: all gone, and the next is served."""
+    before = narrow.metrics().get("ingle_requests_cancelled_total", 0)
+    connections = [narrow.open_stream(LONG) for _ in range(20)]
+    eventually(lambda: narrow.health()["waiting"] == 18)
+    assert narrow.health()["running"] == 2
+    for connection in connections:
+        connection.close()
+    eventually(narrow.idle)
+    metrics = narrow.metrics()
+    assert metrics["ingle_requests_cancelled_total"] == before + 20
+    assert metrics["ingle_requests_running"] == metrics["ingle_requests_waiting"] == metrics["ingle_kv_usage"] == 0
+    assert narrow.chat("Write.", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_a_stop_string_ends_the_work_too(narrow: Replica) -> None:
+    """The engine knows nothing of stop strings: the front end must tell it."""
+    text = narrow.chat("Write.", max_tokens=50, ignore_eos=True)["choices"][0]["message"]["content"]
+    stop = next(char for char in text if char != "\ufffd")
+    answer = narrow.chat("Write.", **{**LONG, "stop": stop})
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    eventually(narrow.idle)
