@@ -25,7 +25,7 @@ from data_plane.api.embeddings import embeddings
 from data_plane.api.responses import create_response
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient, start_process
-from data_plane.errors import DataPlaneError, EngineDied, InvalidArgument, PortInUse, RequestError
+from data_plane.errors import DataPlaneError, EngineDied, InvalidArgument, PortInUse, RequestError, StartError
 from data_plane.loading.sources import resolve
 from data_plane.observe import Telemetry
 from data_plane.text.load import load_text
@@ -65,12 +65,16 @@ def _bind(config: ServeConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"port {config.port} on {config.host} is in use; stop what listens there or give another --port"
-            ) from error
-        raise InvalidArgument(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        raise _cannot_listen(config, error) from error
     return listener
+
+
+def _cannot_listen(config: ServeConfig, error: OSError) -> StartError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(
+            f"port {config.port} on {config.host} is in use; stop what listens there or give another --port"
+        )
+    return InvalidArgument(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
 
 
 async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start: EngineStart, started: float) -> int:
@@ -89,7 +93,10 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     runner = web.AppRunner(make_app(replica), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.SockSite(runner, listener, backlog=1024)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:  # another took the port after we had bound it: two may bind, one may listen
+        raise _cannot_listen(config, error) from error
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

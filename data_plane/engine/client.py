@@ -170,13 +170,16 @@ class EngineClient:
                 if not self._ready.done():
                     self._ready.set_result(message)
             elif isinstance(message, Failed) and not self._ready.done():
-                kind = START_ERRORS.get(message.code, StartError)
-                self._ready.set_exception(kind(message.message))
+                self._fail(START_ERRORS.get(message.code, StartError)(message.message))
+
+    def _fail(self, error: StartError) -> None:
+        self._ready.set_exception(error)
+        self._ready.exception()  # asyncio complains of errors that nobody fetched; here another may have come first
 
     def _end(self, reason: str) -> None:
         self.died.set()
         if not self._ready.done():
-            self._ready.set_exception(StartError(f"{reason} before it was ready; see its log above"))
+            self._fail(StartError(f"{reason} before it was ready; see its log above"))
         lost, self._sinks = self._sinks, {}
         if self._stopping:
             reason = "the replica was stopped before this was done"

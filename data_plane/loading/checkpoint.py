@@ -87,8 +87,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         from data_plane.loading.hf import HFCheckpoint
 
         return HFCheckpoint(path)
-    if path.suffix != ".gguf":
-        raise ModelUnreadable(f"{path} is neither a .gguf file nor a folder with config.json and safetensors")
     from data_plane.loading.gguf_checkpoint import GGUFCheckpoint
 
     return GGUFCheckpoint(path)

@@ -83,9 +83,9 @@ def cached_path(model: WheelModel) -> Path:
 
 
 def resolve(name: str) -> Path:
-    """The local path of `name`: an existing path, or a catalogue entry that was pulled.
+    """The local path of `name`: a .gguf file, a folder, or a catalogue entry that was pulled.
 
-    Raises ModelNotFound naming what to do.
+    Raises ModelNotFound or ModelUnreadable, which say what to do.
     """
     model = CATALOGUE.get(name.lower())
     if model is not None:
@@ -94,8 +94,10 @@ def resolve(name: str) -> Path:
             raise ModelNotFound(f"model {name} is not in the cache; run `ingle model pull {model.name}` first")
         return path
     path = Path(name).expanduser()
-    if path.exists():
+    if path.is_dir() or (path.exists() and path.suffix == ".gguf"):
         return path
+    if path.exists():
+        raise ModelUnreadable(f"{path} is neither a .gguf file nor a folder with config.json and safetensors")
     known = ", ".join(sorted(CATALOGUE))
     raise ModelNotFound(f"no model {name!r}: give a .gguf file, a folder with safetensors, or one of: {known}")
 
