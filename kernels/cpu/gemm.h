@@ -7,7 +7,7 @@
 #pragma once
 #include "vec.h"
 
-#define MOST_ROWS 8
+#define MOST_ROWS 4
 
 typedef struct {
     const uint8_t *values;
@@ -81,137 +81,154 @@ INLINE void group_scales(const matrix *m, size_t group, f32v *scale, f32v *offse
     }
 }
 
+// y[t][r]: 16 outputs of tile + t for row + r. Two tiles share each input that is loaded; tiles and rows are constants where
+// this is inlined, so that everything stays in registers.
 #if defined(__AVX512VNNI__)
 
-// y[r] = one tile's 16 outputs for `rows` rows from `row` on.
 INLINE __m512i four_of(const int8_t *at) {
     int32_t four;
     memcpy(&four, at, 4);
     return _mm512_set1_epi32(four);
 }
 
-INLINE void tile_rows(const int rows, const int bits, const int planes, const matrix *m, int tile, const quantized *x,
-                      int row, f32v *y) {
+INLINE void tile_rows(const int tiles, const int rows, const int bits, const int planes, const matrix *m, int tile,
+                      const quantized *x, int row, f32v y[2][MOST_ROWS]) {
     const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
     const uint8_t *w = m->values + (size_t)tile * groups * bytes;
+    const size_t next = (size_t)groups * bytes;
     const __m512i low_nibbles = _mm512_set1_epi8(15);
     const int8_t *in[2][MOST_ROWS];
     for (int r = 0; r < rows; r++) {
         in[0][r] = x->high + (size_t)(row + r) * x->inputs;
         if (planes == 2) in[1][r] = x->low + (size_t)(row + r) * x->inputs;
-        y[r] = splat(0);
+        for (int t = 0; t < tiles; t++) y[t][r] = splat(0);
     }
     for (int g = 0; g < groups; g++, w += bytes) {
-        __m512i sum[2][MOST_ROWS];
-        for (int p = 0; p < planes; p++)
-            for (int r = 0; r < rows; r++) sum[p][r] = _mm512_setzero_si512();
-        _mm_prefetch((const char *)w + 4 * bytes, _MM_HINT_T0);
+        __m512i sum[2][2][MOST_ROWS];
+        for (int t = 0; t < tiles; t++) {
+            _mm_prefetch((const char *)(w + t * next) + 4 * bytes, _MM_HINT_T0);
+            for (int p = 0; p < planes; p++)
+                for (int r = 0; r < rows; r++) sum[t][p][r] = _mm512_setzero_si512();
+        }
 #pragma GCC unroll 8
         for (int j = 0; j < bits; j++) {
-            __m512i raw = _mm512_loadu_si512(w + j * 64);
-            if (bits == 4) {
-                __m512i low = _mm512_and_si512(raw, low_nibbles);
-                __m512i high = _mm512_and_si512(_mm512_srli_epi16(raw, 4), low_nibbles);
-                for (int p = 0; p < planes; p++)
-                    for (int r = 0; r < rows; r++) {
-                        const int8_t *at = in[p][r] + g * GROUP + j * 4;
-                        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], low, four_of(at));
-                        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], high, four_of(at + 16));
-                    }
-            } else {
-                for (int p = 0; p < planes; p++)
-                    for (int r = 0; r < rows; r++)
-                        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], raw, four_of(in[p][r] + g * GROUP + j * 4));
+            __m512i low[2], high[2];
+            for (int t = 0; t < tiles; t++) {
+                low[t] = _mm512_loadu_si512(w + t * next + j * 64);
+                if (bits == 4) {
+                    high[t] = _mm512_and_si512(_mm512_srli_epi16(low[t], 4), low_nibbles);
+                    low[t] = _mm512_and_si512(low[t], low_nibbles);
+                }
             }
+            for (int p = 0; p < planes; p++)
+                for (int r = 0; r < rows; r++) {
+                    const int8_t *at = in[p][r] + g * GROUP + j * 4;
+                    __m512i first = four_of(at);
+                    for (int t = 0; t < tiles; t++) sum[t][p][r] = _mm512_dpbusd_epi32(sum[t][p][r], low[t], first);
+                    if (bits == 4) {
+                        __m512i second = four_of(at + 16);
+                        for (int t = 0; t < tiles; t++) sum[t][p][r] = _mm512_dpbusd_epi32(sum[t][p][r], high[t], second);
+                    }
+                }
         }
-        f32v scale, offset;
-        group_scales(m, (size_t)tile * groups + g, &scale, &offset);
-        for (int r = 0; r < rows; r++) {
-            size_t at = (size_t)(row + r) * groups + g;
-            if (planes == 2) sum[0][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[0][r], 7), sum[1][r]);
-            f32v exact = (f32v)_mm512_cvtepi32_ps(sum[0][r]);
-            y[r] = fmadd(exact, scale * x->scale[at], y[r]);
-            y[r] = fmadd(offset, splat(x->sum[at]), y[r]);
+        for (int t = 0; t < tiles; t++) {
+            f32v scale, offset;
+            group_scales(m, (size_t)(tile + t) * groups + g, &scale, &offset);
+            for (int r = 0; r < rows; r++) {
+                size_t at = (size_t)(row + r) * groups + g;
+                __m512i whole = sum[t][0][r];
+                if (planes == 2) whole = _mm512_add_epi32(_mm512_slli_epi32(whole, 7), sum[t][1][r]);
+                y[t][r] = fmadd((f32v)_mm512_cvtepi32_ps(whole), scale * x->scale[at], y[t][r]);
+                y[t][r] = fmadd(offset, splat(x->sum[at]), y[t][r]);
+            }
         }
     }
 }
 
 #else
 
-INLINE void tile_rows(const int rows, const int bits, const int planes, const matrix *m, int tile, const quantized *x,
-                      int row, f32v *y) {
+INLINE void tile_rows(const int tiles, const int rows, const int bits, const int planes, const matrix *m, int tile,
+                      const quantized *x, int row, f32v y[2][MOST_ROWS]) {
     const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
-    const uint8_t *w = m->values + (size_t)tile * groups * bytes;
-    for (int r = 0; r < rows; r++) y[r] = splat(0);
-    for (int g = 0; g < groups; g++, w += bytes) {
-        uint8_t wide[512];
-        if (bits == 4) {
-            for (int i = 0; i < 256; i++) {
-                wide[i] = w[i] & 15;
-                wide[256 + i] = w[i] >> 4;
+    for (int t = 0; t < tiles; t++)
+        for (int r = 0; r < rows; r++) y[t][r] = splat(0);
+    for (int t = 0; t < tiles; t++)
+        for (int g = 0; g < groups; g++) {
+            const uint8_t *w = m->values + ((size_t)(tile + t) * groups + g) * bytes;
+            uint8_t wide[512];
+            if (bits == 4) {
+                for (int i = 0; i < 256; i++) {
+                    wide[i] = w[i] & 15;
+                    wide[256 + i] = w[i] >> 4;
+                }
+            } else {
+                memcpy(wide, w, 512);
             }
-        } else {
-            memcpy(wide, w, 512);
+            f32v scale, offset;
+            group_scales(m, (size_t)(tile + t) * groups + g, &scale, &offset);
+            for (int r = 0; r < rows; r++) {
+                size_t in = (size_t)(row + r) * x->inputs + (size_t)g * GROUP;
+                int16_t value[GROUP];
+                for (int i = 0; i < GROUP; i++)
+                    value[i] = planes == 2 ? (int16_t)(x->high[in + i] * 128 + x->low[in + i]) : x->high[in + i];
+                int32_t sum[LANES] = {0};
+                for (int j = 0; j < 8; j++)
+                    for (int lane = 0; lane < LANES; lane++)
+                        for (int b = 0; b < 4; b++) sum[lane] += wide[j * 64 + lane * 4 + b] * value[j * 4 + b];
+                f32v exact;
+                for (int lane = 0; lane < LANES; lane++) exact[lane] = (float)sum[lane];
+                size_t at = (size_t)(row + r) * groups + g;
+                y[t][r] = fmadd(exact, scale * x->scale[at], y[t][r]);
+                y[t][r] = fmadd(offset, splat(x->sum[at]), y[t][r]);
+            }
         }
-        f32v scale, offset;
-        group_scales(m, (size_t)tile * groups + g, &scale, &offset);
-        for (int r = 0; r < rows; r++) {
-            size_t in = (size_t)(row + r) * x->inputs + (size_t)g * GROUP;
-            int16_t value[GROUP];
-            for (int i = 0; i < GROUP; i++)
-                value[i] = planes == 2 ? (int16_t)(x->high[in + i] * 128 + x->low[in + i]) : x->high[in + i];
-            int32_t sum[LANES] = {0};
-            for (int j = 0; j < 8; j++)
-                for (int lane = 0; lane < LANES; lane++)
-                    for (int b = 0; b < 4; b++) sum[lane] += wide[j * 64 + lane * 4 + b] * value[j * 4 + b];
-            f32v exact;
-            for (int lane = 0; lane < LANES; lane++) exact[lane] = (float)sum[lane];
-            size_t at = (size_t)(row + r) * groups + g;
-            y[r] = fmadd(exact, scale * x->scale[at], y[r]);
-            y[r] = fmadd(offset, splat(x->sum[at]), y[r]);
-        }
-    }
 }
 
 #endif
 
-// out[row][16·tile …] = (or, with `add`, +=) x · Wᵀ + bias, for rows [first, last).
-INLINE void tile_block(const int rows, const matrix *m, int tile, const quantized *x, int row, float *out, int stride,
-                       int add) {
-    f32v y[MOST_ROWS];
+// out[row][16·tile …] = (or, with `add`, +=) x · Wᵀ + bias.
+INLINE void tile_block(const int tiles, const int rows, const matrix *m, int tile, const quantized *x, int row, float *out,
+                       int stride, int add) {
+    f32v y[2][MOST_ROWS];
     if (m->bits == 4)
-        x->low ? tile_rows(rows, 4, 2, m, tile, x, row, y) : tile_rows(rows, 4, 1, m, tile, x, row, y);
+        x->low ? tile_rows(tiles, rows, 4, 2, m, tile, x, row, y) : tile_rows(tiles, rows, 4, 1, m, tile, x, row, y);
     else
-        x->low ? tile_rows(rows, 8, 2, m, tile, x, row, y) : tile_rows(rows, 8, 1, m, tile, x, row, y);
-    int width = m->outputs - tile * LANES;
-    for (int r = 0; r < rows; r++) {
-        float *to = out + (size_t)(row + r) * stride + tile * LANES;
-        if (width >= LANES) {
-            if (m->bias) y[r] += load(m->bias + tile * LANES);
-            store(to, add ? load(to) + y[r] : y[r]);
-        } else {
-            for (int i = 0; i < width; i++) {
-                float value = y[r][i] + (m->bias ? m->bias[tile * LANES + i] : 0.0f);
-                to[i] = add ? to[i] + value : value;
+        x->low ? tile_rows(tiles, rows, 8, 2, m, tile, x, row, y) : tile_rows(tiles, rows, 8, 1, m, tile, x, row, y);
+    for (int t = 0; t < tiles; t++) {
+        int first = (tile + t) * LANES, width = m->outputs - first;
+        for (int r = 0; r < rows; r++) {
+            float *to = out + (size_t)(row + r) * stride + first;
+            if (width >= LANES) {
+                if (m->bias) y[t][r] += load(m->bias + first);
+                store(to, add ? load(to) + y[t][r] : y[t][r]);
+            } else {
+                for (int i = 0; i < width; i++) {
+                    float value = y[t][r][i] + (m->bias ? m->bias[first + i] : 0.0f);
+                    to[i] = add ? to[i] + value : value;
+                }
             }
         }
     }
 }
 
-static void multiply_tile(const matrix *m, int tile, const quantized *x, int first, int last, float *out, int stride,
-                          int add) {
+// Rows [first, last) of one tile, or of two beside each other.
+INLINE void multiply_tiles(const int tiles, const matrix *m, int tile, const quantized *x, int first, int last, float *out,
+                           int stride, int add) {
     int row = first;
-    for (; row + 8 <= last; row += 8) tile_block(8, m, tile, x, row, out, stride, add);
+    for (; row + 4 <= last; row += 4) tile_block(tiles, 4, m, tile, x, row, out, stride, add);
     switch (last - row) {
-        case 7: tile_block(7, m, tile, x, row, out, stride, add); break;
-        case 6: tile_block(6, m, tile, x, row, out, stride, add); break;
-        case 5: tile_block(5, m, tile, x, row, out, stride, add); break;
-        case 4: tile_block(4, m, tile, x, row, out, stride, add); break;
-        case 3: tile_block(3, m, tile, x, row, out, stride, add); break;
-        case 2: tile_block(2, m, tile, x, row, out, stride, add); break;
-        case 1: tile_block(1, m, tile, x, row, out, stride, add); break;
+        case 3: tile_block(tiles, 3, m, tile, x, row, out, stride, add); break;
+        case 2: tile_block(tiles, 2, m, tile, x, row, out, stride, add); break;
+        case 1: tile_block(tiles, 1, m, tile, x, row, out, stride, add); break;
         default: break;
     }
+}
+
+static void multiply(const matrix *m, int first_tile, int last_tile, const quantized *x, int first, int last, float *out,
+                     int stride, int add) {
+    int tile = first_tile;
+    for (; tile + 2 <= last_tile; tile += 2) multiply_tiles(2, m, tile, x, first, last, out, stride, add);
+    if (tile < last_tile) multiply_tiles(1, m, tile, x, first, last, out, stride, add);
 }
 
 INLINE int tiles_of(const matrix *m) { return (m->outputs + LANES - 1) / LANES; }
