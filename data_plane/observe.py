@@ -6,6 +6,7 @@ Names and boundaries follow the GenAI semantic conventions (v0.1.0). No prompt, 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from data_plane.engine.messages import Progress
 DURATION_BOUNDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 FIRST_TOKEN_BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
 PER_TOKEN_BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+_SHUTDOWN_S = 2.0
 STEP_BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
 
 
@@ -55,7 +57,7 @@ class Telemetry:
         self._read_progress = read_progress
         self._num_blocks = max(num_blocks, 1)
         exports = bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
-        self._meters = MeterProvider(_readers(self._registry, exports), resource)
+        self._meters = MeterProvider(_readers(self._registry, exports), resource, shutdown_on_exit=False)
         self._tracers = _tracer_provider(resource) if exports else None
         self._tracer = (self._tracers or trace.NoOpTracerProvider()).get_tracer("ingle.replica")
         self._make(self._meters.get_meter("ingle.replica"))
@@ -140,9 +142,15 @@ class Telemetry:
         return generate_latest(self._registry)
 
     def shutdown(self) -> None:
-        self._meters.shutdown(timeout_millis=2000)
+        """Send what is left, for a few seconds at most: a collector that is gone holds up nobody's exit."""
+        sending = threading.Thread(target=self._send_the_rest, daemon=True)
+        sending.start()
+        sending.join(_SHUTDOWN_S)
+
+    def _send_the_rest(self) -> None:
         if self._tracers is not None:
             self._tracers.shutdown()
+        self._meters.shutdown(timeout_millis=_SHUTDOWN_S * 1000)
 
 
 def _describe(span: Span, times: RequestTimes, prompt_tokens: int, completion_tokens: int, error: str) -> None:
@@ -180,6 +188,6 @@ def _readers(registry: CollectorRegistry, exports: bool) -> list[MetricReader]:
 def _tracer_provider(resource: Resource) -> TracerProvider:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
