@@ -76,6 +76,8 @@ class Limits(_Section):
     max_connections: int = Field(16_384, ge=1)
     header_seconds: Seconds = 10.0
     """How long the headers of a request may take."""
+    max_held_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    """Bytes of their bodies."""
     max_in_flight: int = Field(8192, ge=1)
     key_concurrency: int = Field(1024, ge=1)
     """Requests at once per key, where the key has no bound of its own."""

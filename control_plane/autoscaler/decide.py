@@ -31,6 +31,8 @@ def decide(endpoint: Endpoint, load: Load, peak: int, replicas: Sequence[Replica
     active_at = last_activity(endpoint, load, replicas)
     if endpoint.sleep_at >= active_at:
         return Decision(0, "put to sleep")
+    if any(replica.state.active and replica.ready_at is None for replica in replicas):
+        return Decision(max(1, endpoint.desired_replicas), "a start is under way")
     idle = now - active_at
     if idle >= endpoint.idle_timeout:
         return Decision(0, f"no request for {endpoint.idle_timeout:g} s")
@@ -41,7 +43,7 @@ def decide(endpoint: Endpoint, load: Load, peak: int, replicas: Sequence[Replica
 
 
 def last_activity(endpoint: Endpoint, load: Load, replicas: Sequence[Replica]) -> float:
-    """When the endpoint last did, or was asked to do, something. A start counts once it is done, so that a slow one
-    isn't undone before its first request arrives."""
+    """When the endpoint last did, or was asked to do, something. A start counts once it is done, so that idle time
+    begins when it could serve."""
     started = [replica.ready_at or replica.created_at for replica in replicas if replica.state.active]
     return max([load.last_finished_at, endpoint.wake_at, *started])

@@ -1,104 +1,140 @@
-"""Finds a request a replica, and holds it while there is none.
+"""Finds a request a replica with room, and holds it while there is none.
 
-Held requests of an endpoint wait first come, first served; a snapshot that shows a replica, or that there won't be
-one, releases them in that order.
+A place that becomes free, a snapshot that shows a replica, or one that shows that there won't be any, moves the line
+of those who wait. A request never overtakes another of the same key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Collection
 
 from control_plane.domain import EndpointState
-from control_plane.errors import EndpointUnavailable, NotFound, Overloaded
+from control_plane.errors import EndpointUnavailable, IngleError, NotFound, Overloaded
 from control_plane.gateway.demand import DemandTracker
-from control_plane.gateway.snapshot import Route, SnapshotKeeper, Target
+from control_plane.gateway.exchange import Exchange
+from control_plane.gateway.line import Line, Ticket
+from control_plane.gateway.router import Target, choose
+from control_plane.gateway.snapshot import Key, Route, SnapshotKeeper
 
-SUSPECT_SECONDS = 2.0
 _FIRST_GUESS_MS = 5000.0
 _NO_HOPE = frozenset({"no_capacity"})
 
 
 class Activator:
-    """`max_held` bounds the requests held per endpoint."""
+    """`max_held` and `max_bytes` bound the requests held per endpoint, and their bodies."""
 
     def __init__(
-        self, keeper: SnapshotKeeper, demand: DemandTracker, *, max_held: int, clock: Callable[[], float]
+        self,
+        keeper: SnapshotKeeper,
+        demand: DemandTracker,
+        *,
+        max_held: int,
+        max_bytes: int,
+        clock: Callable[[], float],
     ) -> None:
         self._keeper = keeper
         self._demand = demand
         self._max_held = max_held
+        self._max_bytes = max_bytes
         self._clock = clock
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        keeper.listen(self._release)
-        keeper.hurry = lambda: bool(self._waiting)
+        self._lines: dict[str, Line] = {}
+        keeper.listen(self._move_all)
+        keeper.hurry = lambda: bool(self._lines)
 
-    def pick(self, route: Route, tried: Collection[str]) -> Target | None:
-        """The ready replica with the fewest requests of ours open, not among `tried` and not found broken lately."""
-        best: Target | None = None
-        now = self._clock()
-        for target in route.targets:
-            if target.suspect_until > now or target.id in tried:
-                continue
-            if best is None or target.in_flight < best.in_flight:
-                best = target
-        return best
+    def try_take(self, exchange: Exchange, route: Route, tried: Collection[str]) -> Target | None:
+        """A place at a replica, unless others wait for one or there is none."""
+        if route.name in self._lines:
+            return None
+        target = choose(route.targets, tried, exchange.prefix, self._clock())
+        if target is not None:
+            target.take(exchange.expected_tokens)
+        return target
 
-    def suspect(self, target: Target) -> None:
-        """Leave `target` out for a while: it couldn't be reached."""
-        target.suspect_until = self._clock() + SUSPECT_SECONDS
-        asyncio.get_running_loop().call_later(SUSPECT_SECONDS + 0.01, self._release)
+    def can_take(self, route: Route, tried: Collection[str]) -> bool:
+        """Whether a replica that isn't among `tried` has room now."""
+        return choose(route.targets, tried, None, self._clock()) is not None
 
-    async def hold(self, route: Route, tried: Collection[str], wait: float) -> Target:
-        """Wait up to `wait` seconds for a replica. Raises EndpointUnavailable, Overloaded, NotFound."""
+    async def hold(
+        self, exchange: Exchange, route: Route, key: Key, tried: Collection[str], wait: float, size: int
+    ) -> Target:
+        """Wait up to `wait` seconds for a place. Raises EndpointUnavailable, Overloaded, NotFound."""
         refuse_if_hopeless(route)
         if wait <= 0:
             self._demand.want(route)
-            raise starting(route)
-        if self._demand.held_count(route.endpoint_id) >= self._max_held:
-            raise Overloaded(
-                f"{route.name} is starting and its queue is full; try again soon", retry_after=retry_after(route)
-            )
-        deadline = self._clock() + wait
-        loop = asyncio.get_running_loop()
+            raise _no_place(route)
+        line = self._lines.get(route.name) or Line()
+        if line.count >= self._max_held or line.bytes + size > self._max_bytes:
+            raise Overloaded(f"the queue of {route.name} is full; try again soon", retry_after=retry_after(route))
+        self._lines[route.name] = line
+        turn: asyncio.Future[Target] = asyncio.get_running_loop().create_future()
+        tokens = exchange.expected_tokens
+        ticket = Ticket(route.endpoint_id, key.id, size, tokens, exchange.prefix, frozenset(tried), turn)
+        line.push(ticket)
+        self._move(route.name)
         with self._demand.held(route):
-            while True:
-                turn: asyncio.Future[None] = loop.create_future()
-                queue = self._waiting.setdefault(route.name, deque())
-                queue.append(turn)
-                try:
-                    async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                        await turn
-                except TimeoutError:
-                    raise starting(self._keeper.current.routes.get(route.name, route)) from None
-                finally:
-                    if not turn.done() or turn.cancelled():
-                        self._drop(route.name, turn)
-                fresh = self._keeper.current.routes.get(route.name)
-                if fresh is None or fresh.endpoint_id != route.endpoint_id:
-                    raise no_such_endpoint(route.name)
-                refuse_if_hopeless(fresh)
-                target = self.pick(fresh, tried)
-                if target is not None:
-                    return target
+            try:
+                async with asyncio.timeout(wait):
+                    return await turn
+            except TimeoutError:
+                self._give_up(route.name, line, ticket)
+                raise _no_place(self._keeper.current.routes.get(route.name, route)) from None
+            except BaseException:
+                self._give_up(route.name, line, ticket)
+                raise
 
-    def _release(self) -> None:
+    def done(self, route: Route, target: Target, tokens: int) -> None:
+        """Give a place back."""
+        target.give_back(tokens)
+        self._move(route.name)
+
+    def failed(self, route: Route, target: Target) -> None:
+        """Leave `target` out for a while: it couldn't be reached, or broke off."""
+        self._move_later(route, target.failed(self._clock()))
+
+    def full(self, route: Route, target: Target) -> None:
+        """Send less to `target`: it has as much as it takes."""
+        self._move_later(route, target.full(self._clock()))
+
+    def _move_later(self, route: Route, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds + 0.01, self._move, route.name)
+
+    def _give_up(self, name: str, line: Line, ticket: Ticket) -> None:
+        line.drop(ticket)
+        if line.count == 0 and self._lines.get(name) is line:
+            del self._lines[name]
+        if ticket.turn.done() and not ticket.turn.cancelled() and ticket.turn.exception() is None:
+            # It got a place in the very moment in which its client went away.
+            ticket.turn.result().give_back(ticket.tokens)
+            self._move(name)
+
+    def _move_all(self) -> None:
+        for name in list(self._lines):
+            self._move(name)
+
+    def _move(self, name: str) -> None:
         """Let go of those who wait for something that is there now, or never will be."""
-        for name in list(self._waiting):
-            route = self._keeper.current.routes.get(name)
-            if route is None or route.targets or hopeless(route):
-                for turn in self._waiting.pop(name):
-                    if not turn.done():
-                        turn.set_result(None)
+        line = self._lines.get(name)
+        if line is None:
+            return
+        route = self._keeper.current.routes.get(name)
+        if route is None:
+            line.fail(lambda: no_such_endpoint(name))
+        elif hopeless(route):
+            line.fail(lambda: _in_vain(route))
+        else:
+            line.serve(lambda ticket: self._place(route, ticket))
+        if line.count == 0:
+            self._lines.pop(name, None)
 
-    def _drop(self, name: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(name)
-        if queue is not None and turn in queue:
-            queue.remove(turn)
-            if not queue:
-                del self._waiting[name]
+    def _place(self, route: Route, ticket: Ticket) -> Target | None:
+        if ticket.turn.done() or ticket.endpoint_id != route.endpoint_id:
+            return None
+        target = choose(route.targets, ticket.tried, ticket.prefix, self._clock())
+        if target is not None:
+            target.take(ticket.tokens)
+        return target
 
 
 def hopeless(route: Route) -> bool:
@@ -113,13 +149,18 @@ def hopeless(route: Route) -> bool:
 
 def refuse_if_hopeless(route: Route) -> None:
     if hopeless(route):
-        code = route.reason_code or str(route.state)
-        raise EndpointUnavailable(
-            f"{route.name} can't serve: {route.reason or code}", code=code, retry_after=retry_after(route)
-        )
+        raise _in_vain(route)
 
 
-def starting(route: Route) -> EndpointUnavailable:
+def _in_vain(route: Route) -> IngleError:
+    code = route.reason_code or str(route.state)
+    message = f"{route.name} can't serve: {route.reason or code}"
+    return EndpointUnavailable(message, code=code, retry_after=retry_after(route))
+
+
+def _no_place(route: Route) -> IngleError:
+    if route.targets:
+        return Overloaded(f"every replica of {route.name} has as much as it takes", retry_after=1)
     return EndpointUnavailable(f"{route.name} is starting; try again soon", retry_after=retry_after(route))
 
 

@@ -15,6 +15,7 @@ from control_plane.errors import InvalidInput, RequestTimeout, TooLarge
 
 _MOST_TOKENS = 10_000_000
 _MOST_CHOICES = 128
+_NOTHING = msgspec.Raw(b"")
 
 
 class Head(msgspec.Struct):
@@ -25,6 +26,16 @@ class Head(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     n: Any = None
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+
+    def beginning(self, size: int) -> bytes:
+        """The first bytes of the prompt as it came, undecoded."""
+        for part in (self.messages, self.prompt, self.input):
+            if view := memoryview(part)[:size]:
+                return view.tobytes()
+        return b""
 
     def completion(self, usual: int) -> int:
         """Tokens that the reply may have; the `usual` where it doesn't say."""

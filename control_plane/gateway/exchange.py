@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 from control_plane.gateway.quotas import Reservation
-from control_plane.gateway.snapshot import Key, Route, Target
+from control_plane.gateway.router import Target
+from control_plane.gateway.snapshot import Key, Route
 from control_plane.gateway.sse import Usage
 from control_plane.observe.tracing import ServerSpan
 
@@ -34,6 +35,10 @@ class Exchange:
     error: str | None = None
     streamed: bool = False
     usage: Usage | None = None
+    prefix: bytes | None = None
+    """What the prompt's beginning is known by."""
+    expected_tokens: int = 0
+    """Of prompt and reply, as far as the request tells."""
     prompt_guess: int = 0
     """Tokens of the prompt, as far as its size tells."""
     seen: int = 0

@@ -10,10 +10,11 @@ import msgspec
 from aiohttp import web
 
 from control_plane.config import Limits
-from control_plane.errors import IngleError, Overloaded, UpstreamError
+from control_plane.errors import IngleError, UpstreamError
 from control_plane.gateway.activator import Activator
 from control_plane.gateway.exchange import Exchange
-from control_plane.gateway.snapshot import Key, Route, Target
+from control_plane.gateway.router import Target
+from control_plane.gateway.snapshot import Key, Route
 from control_plane.gateway.sse import EventRelay, error_frame, parse_usage
 from control_plane.observe import metrics
 
@@ -35,7 +36,10 @@ class _Refused(Exception):
 
 
 class _LostBeforeFirstByte(Exception):
-    pass
+    """`connection_closed`: perhaps only the kept connection was, just as the request went out."""
+
+    def __init__(self, connection_closed: bool = False) -> None:
+        self.connection_closed = connection_closed
 
 
 class _Detail(msgspec.Struct):
@@ -96,40 +100,49 @@ class Proxy:
         tried: set[str] = set()
         lost = False
         while True:
-            target = self._activator.pick(route, tried)
+            if lost and not self._activator.can_take(route, tried):
+                raise UpstreamError(f"{_LOST}, and no other is ready")
+            target = self._activator.try_take(exchange, route, tried)
             if target is None:
-                if lost:
-                    raise UpstreamError(f"{_LOST}, and no other is ready")
-                target = await self._held(exchange, route, tried, wait)
-                self._require_still(key)
-            exchange.target = target
-            if not exchange.dispatched:
-                exchange.dispatched = True
-                self._note(exchange)
-            target.in_flight += 1
+                target = await self._held(exchange, route, key, tried, wait, len(body))
             try:
-                return await self._once(request, exchange, target, key, body)
+                self._require_still(key)
+                exchange.target = target
+                if not exchange.dispatched:
+                    exchange.dispatched = True
+                    self._note(exchange)
+                reply = await self._once(request, exchange, target, key, body)
+                if exchange.outcome == "upstream_lost":
+                    self._activator.failed(route, target)
+                else:
+                    target.served()
+                return reply
             except _NotSent:
-                self._activator.suspect(target)
+                self._activator.failed(route, target)
                 tried.add(target.id)
             except _Refused as refusal:
-                tried.add(target.id)
-                if refusal.full and self._activator.pick(route, tried) is None:
-                    raise Overloaded(f"every replica of {route.name} has a full queue", retry_after=1) from None
-            except _LostBeforeFirstByte:
-                self._activator.suspect(target)
+                if refusal.full:
+                    self._activator.full(route, target)
+                else:
+                    tried.add(target.id)
+            except _LostBeforeFirstByte as loss:
                 if lost:
+                    self._activator.failed(route, target)
                     raise UpstreamError(f"{_LOST}, and so was another") from None
-                tried.add(target.id)
+                if not loss.connection_closed:
+                    self._activator.failed(route, target)
+                    tried.add(target.id)
                 lost = True
                 metrics.retries.labels(self._region).inc()
             finally:
-                target.in_flight -= 1
+                self._activator.done(route, target, exchange.expected_tokens)
 
-    async def _held(self, exchange: Exchange, route: Route, tried: set[str], wait: float) -> Target:
+    async def _held(
+        self, exchange: Exchange, route: Route, key: Key, tried: set[str], wait: float, size: int
+    ) -> Target:
         before = time.perf_counter()
         try:
-            return await self._activator.hold(route, tried, wait - exchange.held)
+            return await self._activator.hold(exchange, route, key, tried, wait - exchange.held, size)
         finally:
             exchange.held += time.perf_counter() - before
 
@@ -143,6 +156,8 @@ class Proxy:
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _NotSent from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise _LostBeforeFirstByte(connection_closed=True) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _LostBeforeFirstByte from error
         try:

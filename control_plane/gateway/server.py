@@ -37,6 +37,7 @@ from control_plane.gateway.limits import Bound, Limiter
 from control_plane.gateway.meter import Meter, usage_event
 from control_plane.gateway.proxy import Proxy, error_reply
 from control_plane.gateway.quotas import Quotas
+from control_plane.gateway.router import PREFIX_BYTES, prefix_of
 from control_plane.gateway.snapshot import Key, Route, SnapshotKeeper
 from control_plane.metering.prices import PriceBook, in_force
 from control_plane.observe import metrics
@@ -107,7 +108,9 @@ class Gateway:
         self._usual: dict[str, float] = {}
         """Tokens of an endpoint's replies, by endpoint id."""
         self._demand = DemandTracker(store, gateway_id, region, interval=timing.demand_report, clock=clock)
-        self._activator = Activator(self.keeper, self._demand, max_held=limits.max_held, clock=clock)
+        self._activator = Activator(
+            self.keeper, self._demand, max_held=limits.max_held, max_bytes=limits.max_held_bytes, clock=clock
+        )
         self._proxy = Proxy(
             self._activator,
             limits,
@@ -222,6 +225,8 @@ class Gateway:
     async def _reserve(self, exchange: Exchange, key: Key, route: Route, size: int, head: Head) -> None:
         prompt = exchange.prompt_guess = math.ceil(size / _BYTES_PER_TOKEN)
         completion = head.completion(math.ceil(self._usual.get(route.endpoint_id, _FIRST_GUESS)))
+        exchange.expected_tokens = prompt + completion
+        exchange.prefix = prefix_of(head.beginning(PREFIX_BYTES))
         cost = self._book(exchange).tokens_nano(route.model, prompt, 0, completion)
         exchange.reservation = await self._quotas.reserve(key, route, prompt + completion, cost, exchange.headers)
 

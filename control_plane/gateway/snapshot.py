@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from yarl import URL
 
 from control_plane.domain import ANYTHING, UNLIMITED, Endpoint, EndpointState, KeyScope, Quota, Replica, ReplicaState
 from control_plane.errors import StoreUnavailable
+from control_plane.gateway.router import Target
 from control_plane.metering.prices import PriceBook
 from control_plane.observe.logs import event
 from control_plane.security.files import private_folder, write_private
@@ -40,25 +40,6 @@ class Key:
     expires_at: float | None
     quota: Quota = UNLIMITED
     scope: KeyScope = ANYTHING
-
-
-@dataclass(slots=True)
-class Target:
-    """A replica that can be sent to. `in_flight` and `suspect_until` are this gateway's own, and outlive refreshes."""
-
-    id: str
-    address: str
-    authorization: str = field(repr=False)
-    in_flight: int = 0
-    suspect_until: float = 0.0
-    _urls: dict[str, URL] = field(default_factory=dict, repr=False)
-
-    def url(self, path: str) -> URL:
-        """`path` comes from the gateway's fixed list of routes, so that this cache is bounded."""
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = URL(f"http://{self.address}{path}", encoded=True)
-        return url
 
 
 @dataclass(frozen=True, slots=True)

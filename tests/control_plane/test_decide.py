@@ -29,6 +29,9 @@ NOTHING = Load(0, 0, 0.0)
         ({}, Load(0, 0, NOW - 900), 0, [replica(ready_at=NOW - 299)], 1),
         ({}, Load(0, 0, NOW - 900), 0, [replica(ready_at=NOW - 301)], 0),
         ({}, Load(0, 0, NOW - 900), 0, [replica(ReplicaState.DRAINING, ready_at=NOW - 1)], 0),
+        # a start that takes longer than the idle time is not undone before it could serve
+        ({}, Load(0, 0, NOW - 900), 0, [replica(ReplicaState.STARTING, created_at=NOW - 400)], 1),
+        ({"sleep_at": NOW - 1}, NOTHING, 0, [replica(ReplicaState.STARTING, created_at=NOW - 9)], 0),
         # never with anything in flight or held, however long it takes
         ({}, Load(1, 0, NOW - 9000), 1, [], 1),
         ({"sleep_at": NOW}, Load(1, 0, NOW - 9000), 1, [], 1),

@@ -342,7 +342,7 @@ def test_what_a_replica_that_gives_no_reply_becomes_where_there_is_no_other(
     admin: AdminClient, tenant: httpx.Client, model: str, status: int, code: str
 ) -> None:
     create(admin, model, model)
-    response = tenant.post(CHAT, json=chat(model=model))
+    response = tenant.post(CHAT, json=chat(model=model), headers={"x-ingle-wait": "0.5"})
     assert response.status_code == status
     assert error_of(response)["code"] == code
     assert ("retry-after" in response.headers) == (status == 503)

@@ -9,6 +9,7 @@ import signal
 import ssl
 import time
 
+import aiohttp
 import httpx
 import psycopg
 import pytest
@@ -35,13 +36,17 @@ CHAT = "/v1/chat/completions"
 async def burst(installation: Installation, url: str, key: str, body: dict[str, object], count: int) -> list[int]:
     """`count` requests at once; their statuses."""
     context = ssl.create_default_context(cafile=installation.ca_file)
-    limits = httpx.Limits(max_connections=count)
-    async with httpx.AsyncClient(verify=context, timeout=90, limits=limits, trust_env=False) as client:
-        headers = {"Authorization": f"Bearer {key}"}
-        replies = await asyncio.gather(
-            *(client.post(f"{url}/chat/completions", json=body, headers=headers) for _ in range(count))
-        )
-    return [reply.status_code for reply in replies]
+    connector = aiohttp.TCPConnector(limit=count, ssl=context)
+    headers = {"Authorization": f"Bearer {key}"}
+
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+
+        async def one() -> int:
+            async with session.post(f"{url}/chat/completions", json=body) as reply:
+                await reply.read()
+                return reply.status
+
+        return await asyncio.gather(*(one() for _ in range(count)))
 
 
 def sleep(client: AdminClient, name: str) -> None:
@@ -49,16 +54,39 @@ def sleep(client: AdminClient, name: str) -> None:
     until(lambda: state_of(client, name) == "zero", f"{name} at zero")
 
 
-def test_two_hundred_requests_at_zero_make_one_start_and_two_hundred_answers(fresh: Installation) -> None:
+def test_a_thousand_requests_at_zero_make_one_start_and_a_thousand_answers(fresh: Installation) -> None:
     key = fresh.up().facts["key"]
     with fresh.admin() as client:
         url = create(client, "chat", "fast+start-300ms", idle_timeout=600)
         sleep(client, "chat")
         before = starts(fresh)
-        statuses = asyncio.run(burst(fresh, url, key, chat(), 200))
-        assert statuses == [200] * 200
+        statuses = asyncio.run(burst(fresh, url, key, chat(), 1000))
+        assert statuses == [200] * 1000
         assert starts(fresh) == before + 1
-        until(lambda: [u.requests for u in client.usage(endpoint="chat")] == [200], "each is metered once")
+        until(lambda: [u.requests for u in client.usage(endpoint="chat")] == [1000], "each is metered once")
+
+
+def test_clients_that_gave_up_run_nothing_and_keep_nothing_awake(fresh: Installation) -> None:
+    key = fresh.up().facts["key"]
+    with fresh.admin() as client:
+        url = create(client, "chat", "fast+start-1000ms", idle_timeout=1)
+        until(lambda: state_of(client, "chat") == "zero", "asleep")
+
+        async def give_up() -> None:
+            context = ssl.create_default_context(cafile=fresh.ca_file)
+            async with httpx.AsyncClient(verify=context, timeout=0.5, trust_env=False) as tenant:
+                headers = {"Authorization": f"Bearer {key}"}
+                asked = [tenant.post(f"{url}/chat/completions", json=chat(), headers=headers) for _ in range(10)]
+                replies = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(reply, httpx.ReadTimeout) for reply in replies)
+
+        asyncio.run(give_up())
+        until(lambda: state_of(client, "chat") == "ready", "what was begun is finished")
+        (address,) = [r.address for r in client.endpoint("chat").replicas if r.state == "ready"]
+        assert httpx.get(f"http://{address}/health").json()["served"] == 0
+        until(lambda: state_of(client, "chat") == "zero", "asleep again")
+        assert client.usage() == []
+        assert starts(fresh) == 2
 
 
 def test_a_full_queue_is_refused_at_once(fresh: Installation) -> None:
