@@ -36,7 +36,11 @@ def library() -> ctypes.CDLL:
         raise CompilerMissing("no C compiler on this machine (cc); install gcc or clang for the faster CPU backend")
     target = _folder() / f"decoder-{_fingerprint(found)}.so"
     if not target.exists():
-        _compile(found, target)
+        compile_library(found, target)
+    return load_library(target)
+
+
+def load_library(target: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(target))
     except OSError as error:
@@ -75,12 +79,13 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _compile(compiler: str, target: Path) -> None:
+def compile_library(compiler: str, target: Path, flags: tuple[str, ...] = FLAGS) -> None:
+    """Compile into `target`, which appears whole or not at all. Raises CompilerMissing."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             part = Path(scratch) / target.name
-            command = [compiler, *FLAGS, "-o", str(part), str(Path(__file__).parent / "decoder.c"), "-lm"]
+            command = [compiler, *flags, "-o", str(part), str(Path(__file__).parent / "decoder.c"), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
             if done.returncode:
                 reason = next((line for line in done.stderr.splitlines() if "error" in line), "it failed")

@@ -125,15 +125,17 @@ class Decoder:
         head: PackedMatrix,
         embedding: Array | None,
         cos_sin: Array,
+        build: ctypes.CDLL | None = None,
     ) -> None:
         """norm: float32 [hidden]; embedding: float16 [vocabulary, hidden], or None to use the head; cos_sin: float32.
 
         Raises InvalidInput for a shape the code does not serve, CompilerMissing without a compiler.
         """
+        self._handle: int | None = None
         reason = shape.why_not()
         if reason:
             raise InvalidInput(reason)
-        self._library = _bind(library())
+        self._library = _bind(build or library())
         self._kept: list[Any] = [layers, norm, head, embedding, cos_sin]
         self.shape = shape
         self._logits = np.empty((0, shape.vocabulary), np.float32)
@@ -150,9 +152,12 @@ class Decoder:
             raise KernelError("the CPU decoder got no memory or threads")
 
     def close(self) -> None:
+        """End the threads, which may look at the weights for a moment after a step: they must go first."""
         if self._handle:
             self._library.ingle_decoder_close(self._handle)
             self._handle = None
+
+    __del__ = close
 
     def step(
         self,
