@@ -7,7 +7,7 @@ SEEDS  ?= 500
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-peers clean
+.PHONY: help setup demo up test check format bench bench-peers clients clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ bench: setup $(VENV)/.dev  ## the benchmarks, beside the peers that are installe
 bench-peers: $(VENV)/.engine  ## install the peers into environments of their own, then run the benchmarks
 	@$(PYTHON) -m tests.bench.install
 	@$(MAKE) --no-print-directory bench
+
+clients: setup $(VENV)/.dev  ## OpenAI clients of many makers against the platform, each in an environment of its own
+	@$(BIN)/python -m tests.contract.clients $(ARGS)
 
 clean:          ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

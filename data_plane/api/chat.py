@@ -12,10 +12,10 @@ from aiohttp import web
 from data_plane.api.context import REPLICA, Reply, respond
 from data_plane.api.conversation import converse, read_variables
 from data_plane.api.fields import Fields
+from data_plane.api.logprobs import entries
 from data_plane.api.pipeline import Delta, Prompt
 from data_plane.api.sampling import Generation, read_generation
 from data_plane.api.tools import MOST_TOOLS, constrained, read_grammar, read_tools
-from data_plane.engine.messages import TokenLogprob
 from data_plane.errors import RequestError
 from data_plane.text.tokenizer import TextTokenizer
 from data_plane.text.tool_calls import Call
@@ -167,7 +167,7 @@ class ChatReply(Reply):
         ]
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        logprobs = self._entries(delta.logprobs) if self._logprobs and delta.logprobs else None
+        logprobs = entries(self._tokenizer, delta.logprobs) if self._logprobs and delta.logprobs else None
         content: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if delta.reasoning:
             content["reasoning_content"] = delta.reasoning
@@ -205,7 +205,11 @@ class ChatReply(Reply):
         choices = []
         for index in range(self._choices):
             own = [delta for delta in deltas if delta.index == index]
-            entries = [entry for delta in own for entry in self._entries(delta.logprobs)] if self._logprobs else None
+            told = (
+                [entry for delta in own for entry in entries(self._tokenizer, delta.logprobs)]
+                if self._logprobs
+                else None
+            )
             text = "".join(delta.text for delta in own)
             calls = [_wire_call(call) for delta in own for call in delta.calls]
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
@@ -217,18 +221,8 @@ class ChatReply(Reply):
                 {
                     "index": index,
                     "message": message,
-                    "logprobs": None if entries is None else {"content": entries, "refusal": None},
+                    "logprobs": None if told is None else {"content": told, "refusal": None},
                     "finish_reason": own[-1].finish,
                 }
             )
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
-
-    def _entries(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            raw = self._tokenizer.bytes_of(token)
-            return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-        return [
-            {**entry(item.token, item.logprob), "top_logprobs": [entry(*pair) for pair in item.top]}
-            for item in logprobs
-        ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from data_plane.api.context import Reply, dump
+from data_plane.api.logprobs import entries
 from data_plane.api.pipeline import Delta
 from data_plane.engine.messages import TokenLogprob
 from data_plane.errors import RequestError
@@ -137,12 +138,12 @@ class ResponseReply(Reply):
         events = [] if self._open == kind else [*self._end(), *self._begin(kind)]
         item = self._output[-1]
         item["content"][0]["text"] += text
-        entries = [self._entry(entry) for entry in logprobs] if self._wants_logprobs else []
+        told = entries(self._tokenizer, logprobs) if self._wants_logprobs else []
         at = {"item_id": item["id"], "output_index": len(self._output) - 1, "content_index": 0}
         if kind == "reasoning":
             return [*events, self._event("response.reasoning_text.delta", delta=text, **at)]
-        item["content"][0]["logprobs"] += entries
-        return [*events, self._event("response.output_text.delta", delta=text, logprobs=entries, **at)]
+        item["content"][0]["logprobs"] += told
+        return [*events, self._event("response.output_text.delta", delta=text, logprobs=told, **at)]
 
     def _begin(self, kind: str) -> list[dict[str, Any]]:
         self._open = kind
@@ -201,13 +202,6 @@ class ResponseReply(Reply):
             self._event("response.function_call_arguments.done", arguments=call.arguments, name=call.name, **at),
             self._event("response.output_item.done", output_index=place, item=item),
         ]
-
-    def _entry(self, item: TokenLogprob) -> dict[str, Any]:
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            raw = self._tokenizer.bytes_of(token)
-            return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-        return {**entry(item.token, item.logprob), "top_logprobs": [entry(*pair) for pair in item.top]}
 
 
 def _parsed(arguments: str) -> Any:
