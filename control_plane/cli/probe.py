@@ -44,6 +44,7 @@ def _ask(url: str, ca_file: str, key: str, name: str, prompt: str, max_tokens: i
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "stream": True,
+        "temperature": 0,
     }
     began = time.perf_counter()
     first: float | None = None
