@@ -37,6 +37,7 @@ from control_plane.providers.base import Provider
 from control_plane.providers.local import LocalProvider
 from control_plane.reconciler.loop import Reconciler, owner_name
 from control_plane.reconciler.stop import end_all
+from control_plane.security.audit import AuditSigner
 from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
 from control_plane.security.secret import Secret, load_secret
 from control_plane.security.sources import AuthoritySource, CertificateSource, FilesSource
@@ -204,7 +205,9 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
         *EndpointOperations(platform.store, places, platform.provider.logs).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
-        *PlatformOperations(platform.store, places, platform.authority, version("ingle")).table(),
+        *PlatformOperations(
+            platform.store, places, platform.authority, AuditSigner(platform.secret), version("ingle")
+        ).table(),
     ]
     api = AdminApi(platform.store, platform.secret, operations, version("ingle"))
     address = Address.parse(settings.admin)

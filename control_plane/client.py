@@ -161,6 +161,11 @@ class AdminClient:
     def audit(self, limit: int) -> list[schemas.Audit]:
         return self._page(schemas.Audit, "/audit", {"limit": str(limit)})[0]
 
+    def verify_audit(self, head: str | None = None) -> schemas.AuditCheck:
+        """`head` is one from an earlier check, which must still be in the chain."""
+        query = {} if head is None else {"head": head}
+        return schemas.AuditCheck.model_validate(self._send("GET", "/audit/verify", query=query))
+
     def stream_events(self, *, after: int | None = None) -> Iterator[schemas.Event]:
         """Events of all endpoints as they happen, until the stream is closed."""
         query = {} if after is None else {"after": str(after)}

@@ -157,6 +157,7 @@ class Endpoint:
     created_at: float
     updated_at: float
     quota: Quota = UNLIMITED
+    retention: float = 90 * 86_400.0
 
     @property
     def given_up(self) -> bool:

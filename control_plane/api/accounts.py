@@ -53,7 +53,7 @@ class AccountOperations:
             if again is not None:
                 return Answer(schemas.Tenant.model_validate(again), 201)
             view = views.tenant(await tenants.create_tenant(session, asked.name, call.now))
-            call.audit(session, "tenant.create", asked.name)
+            await call.audit(session, "tenant.create", asked.name)
             call.once.remember(session, 201, view.model_dump())
             return Answer(view, 201)
 
@@ -72,7 +72,7 @@ class AccountOperations:
         async with self._store.write() as session:
             row = await tenants.get_tenant(session, call.path["name"])
             await tenants.change(session, row, changes)
-            call.audit(session, "tenant.limits", row.name, **changes)
+            await call.audit(session, "tenant.limits", row.name, **changes)
             return Answer(views.tenant(row))
 
     async def update_key(self, call: Call) -> Answer:
@@ -80,7 +80,7 @@ class AccountOperations:
         async with self._store.write() as session:
             row = await tenants.get_key(session, call.path["id"])
             await tenants.change(session, row, changes)
-            call.audit(session, "key.update", row.id, **changes)
+            await call.audit(session, "key.update", row.id, **changes)
             return Answer(views.key(row, await _tenant_names(session), call.now))
 
     async def create_key(self, call: Call) -> Answer:
@@ -98,7 +98,7 @@ class AccountOperations:
             quota = Quota(**{name: given[name] for name in schemas.Limits.model_fields})
             scope = KeyScope(**{part: None if given[part] is None else tuple(given[part]) for part in _SCOPE})
             view = await self._new_key(session, tenant.id, asked.name, quota, scope, expires, call.now)
-            call.audit(session, "key.create", view.id, tenant=tenant.name, **asked.model_dump(exclude={"tenant"}))
+            await call.audit(session, "key.create", view.id, tenant=tenant.name, **asked.model_dump(exclude={"tenant"}))
             call.once.remember(session, 201, {"id": view.id})
             return Answer(view, 201)
 
@@ -124,13 +124,13 @@ class AccountOperations:
             expires = None if lifetime is None else call.now + lifetime
             view = await self._new_key(session, old.tenant_id, old.name, old.quota, old.scope, expires, call.now)
             await tenants.end_key_at(session, old, call.now + asked.grace_seconds, view.id)
-            call.audit(session, "key.rotate", old.id, successor=view.id, grace_seconds=asked.grace_seconds)
+            await call.audit(session, "key.rotate", old.id, successor=view.id, grace_seconds=asked.grace_seconds)
             return Answer(view, 201)
 
     async def revoke_key(self, call: Call) -> Answer:
         async with self._store.write() as session:
             row = await tenants.revoke_key(session, call.path["id"], call.now)
-            call.audit(session, "key.revoke", row.id)
+            await call.audit(session, "key.revoke", row.id)
             return Answer(views.key(row, await _tenant_names(session), call.now))
 
     async def _new_key(

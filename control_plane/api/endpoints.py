@@ -66,7 +66,9 @@ class EndpointOperations:
             tenant = await tenants.get_tenant(session, asked.tenant)
             spec = asked.model_dump(exclude={"tenant"})
             made = await endpoints.create_endpoint(session, tenant.id, spec, call.now)
-            call.audit(session, "endpoint.create", made.name, **asked.model_dump(exclude_unset=True, exclude={"name"}))
+            await call.audit(
+                session, "endpoint.create", made.name, **asked.model_dump(exclude_unset=True, exclude={"name"})
+            )
             view = await self._view(session, made)
             call.once.remember(session, 202, view.model_dump())
             return Answer(view, 202, made.generation)
@@ -122,25 +124,25 @@ class EndpointOperations:
             after = await endpoints.update_endpoint(
                 session, before.name, changes, call.now, if_generation=call.if_generation
             )
-            call.audit(session, "endpoint.update", after.name, **changes)
+            await call.audit(session, "endpoint.update", after.name, **changes)
             return Answer(await self._view(session, after), 202, after.generation)
 
     async def delete(self, call: Call) -> Answer:
         async with self._store.write() as session:
             found = await endpoints.request_delete(session, call.path["name"], call.now)
-            call.audit(session, "endpoint.delete", found.name)
+            await call.audit(session, "endpoint.delete", found.name)
             return Answer(await self._view(session, found), 202)
 
     async def wake(self, call: Call) -> Answer:
         async with self._store.write() as session:
             found = await endpoints.request_wake(session, call.path["name"], call.now)
-            call.audit(session, "endpoint.wake", found.name)
+            await call.audit(session, "endpoint.wake", found.name)
             return Answer(await self._view(session, found), 202)
 
     async def sleep(self, call: Call) -> Answer:
         async with self._store.write() as session:
             found = await endpoints.request_sleep(session, call.path["name"], call.now)
-            call.audit(session, "endpoint.sleep", found.name)
+            await call.audit(session, "endpoint.sleep", found.name)
             return Answer(await self._view(session, found), 202)
 
     async def events(self, call: Call) -> Page:

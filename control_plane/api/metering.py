@@ -125,7 +125,7 @@ class MeteringOperations:
             models = {name: TokenPrices(**price.model_dump()) for name, price in asked.models.items()}
             book = await prices.add_book(session, asked.currency, models, asked.accelerators, call.now)
             view = views.prices(book)
-            call.audit(session, "prices.set", f"version {book.version}", **asked.model_dump())
+            await call.audit(session, "prices.set", f"version {book.version}", **asked.model_dump())
             call.once.remember(session, 201, view.model_dump())
             return Answer(view, 201)
 

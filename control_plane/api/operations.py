@@ -37,12 +37,14 @@ class Call:
     given: frozenset[str]
     if_generation: int | None
     once: Once
+    seal: audit.Seal
     now: float
 
-    def audit(self, session: AsyncSession, action: str, target: str, **detail: Any) -> None:
+    async def audit(self, session: AsyncSession, action: str, target: str, **detail: Any) -> None:
         """Record, in the change's own transaction, who did it."""
-        audit.add_audit(
+        await audit.add_audit(
             session,
+            self.seal,
             at=self.now,
             actor=self.actor.name,
             role=self.actor.role,

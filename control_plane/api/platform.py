@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 
 from control_plane.api import schemas, views
 from control_plane.api.operations import Answer, Call, Operation, Page, Parameter, limit_of, number_of
 from control_plane.api.places import Places
+from control_plane.chain import BEFORE_ALL, Verifier
 from control_plane.domain import Role
 from control_plane.errors import NotFound
+from control_plane.security.audit import AuditSigner
 from control_plane.security.certificates import CA, CertificateAuthority
 from control_plane.store import audit, endpoints, traffic
 from control_plane.store.database import Store
 
+_AUDIT_PAGE = 500
 _GATEWAY_SILENT_SECONDS = 20.0
 
 
 class PlatformOperations:
-    def __init__(self, store: Store, places: Places, authority: CertificateAuthority, version: str) -> None:
+    def __init__(
+        self, store: Store, places: Places, authority: CertificateAuthority, signer: AuditSigner, version: str
+    ) -> None:
         self._store = store
+        self._signer = signer
         self._places = places
         self._authority = authority
         self._version = version
@@ -39,6 +46,9 @@ class PlatformOperations:
             Operation("rotateCertificates", "POST", f"{certs}/rotate", Role.OPERATOR,
                       "Renew one server's certificate, or the gateways'", self.rotate, schemas.Certificate,
                       schemas.CertificateRotate, is_list=True),
+            Operation("verifyAudit", "GET", "/admin/v1/audit/verify", Role.OWNER, "Walk along the chain of records",
+                      self.verify_audit, schemas.AuditCheck,
+                      parameters=(Parameter("head", "a head that an earlier check gave"),)),
             Operation("listAudit", "GET", "/admin/v1/audit", Role.OWNER, "Who changed what, newest first", self.audit,
                       schemas.Audit, is_list=True,
                       parameters=(Parameter("limit", "items on a page", "integer"),
@@ -90,14 +100,35 @@ class PlatformOperations:
         if asked.name == CA:
             rolled = await asyncio.to_thread(self._authority.roll_over, call.now)
             async with self._store.write() as session:
-                call.audit(session, "cert.rotate", CA)
+                await call.audit(session, "cert.rotate", CA)
             return Page([views.certificate(rolled, call.now)])
         known = [item.name for item in await asyncio.to_thread(self._authority.list)]
         names = [asked.name] if asked.name else [name for name in known if name.startswith("gateway-")]
         renewed = [await asyncio.to_thread(self._authority.renew, name, call.now) for name in names]
         async with self._store.write() as session:
-            call.audit(session, "cert.rotate", ", ".join(names))
+            await call.audit(session, "cert.rotate", ", ".join(names))
         return Page([views.certificate(item, call.now) for item in renewed])
+
+    async def verify_audit(self, call: Call) -> Answer:
+        verifier = Verifier(self._signer.signed, call.query.get("head", BEFORE_ALL))
+        after = 0
+        async with self._store.read() as session:
+            # Records that are appended from now on are beyond `length`, and fine to see.
+            length = await audit.chain_length(session)
+            while page := await audit.chain(session, after=after, limit=_AUDIT_PAGE):
+                await asyncio.to_thread(verifier.take, [record for _, record in page])
+                after = page[-1][0]
+        verifier.end(length)
+        return Answer(
+            schemas.AuditCheck(
+                intact=not verifier.faults,
+                records=verifier.count,
+                seq=verifier.seq,
+                head=verifier.head,
+                faults=[schemas.AuditFault.model_validate(asdict(fault)) for fault in verifier.faults],
+                public_key=self._signer.public_key,
+            )
+        )
 
     async def audit(self, call: Call) -> Page:
         limit = limit_of(call.query)

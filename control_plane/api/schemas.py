@@ -25,6 +25,9 @@ MaxWait = Annotated[float, Field(ge=0, le=3600, description="seconds that a requ
 Concurrency = Annotated[int, Field(ge=1, le=100_000, description="requests open at once")]
 Lifetime = Annotated[float, Field(ge=1, le=86_400 * 3650, description="seconds until it expires")]
 Grace = Annotated[float, Field(ge=0, le=86_400 * 30, description="seconds that the old key still works")]
+Retention = Annotated[
+    float, Field(ge=3600, le=86_400 * 3650, description="seconds that usage events and endpoint events are kept")
+]
 Warmth = Literal["cold", "hot"]
 PerMinute = Annotated[int, Field(ge=1, le=10**12)]
 Budget = Annotated[float, Field(gt=0, le=10**9, description="a UTC month's, in the price book's currency")]
@@ -64,6 +67,7 @@ class EndpointCreate(Limits):
     max_replicas: Annotated[int, Field(ge=1, le=64)] = 1
     idle_timeout: IdleTimeout = 300.0
     max_wait: MaxWait = 60.0
+    retention: Retention = 90 * 86_400.0
     warmth: Warmth = "cold"
 
     @model_validator(mode="after")
@@ -83,6 +87,7 @@ class EndpointUpdate(Limits):
     max_replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     idle_timeout: IdleTimeout | None = None
     max_wait: MaxWait | None = None
+    retention: Retention | None = None
     warmth: Warmth | None = None
     paused: bool | None = None
 
@@ -165,6 +170,7 @@ class Endpoint(BaseModel):
     desired_replicas: int
     idle_timeout: float
     max_wait: float
+    retention: float
     warmth: str
     paused: bool
     limits: Limits
@@ -283,6 +289,9 @@ class Usage(BaseModel):
 
 class Audit(BaseModel):
     id: int
+    seq: int | None
+    hash: str | None
+    signature: str | None
     at: str
     actor: str
     role: str
@@ -290,6 +299,23 @@ class Audit(BaseModel):
     target: str
     request_id: str
     detail: dict[str, Any]
+
+
+class AuditFault(BaseModel):
+    seq: int
+    kind: Literal["changed", "missing", "reordered", "unsigned", "cut"]
+    message: str
+
+
+class AuditCheck(BaseModel):
+    """What a walk along the whole chain found. `head` is the last record's hash: keep it elsewhere."""
+
+    intact: bool
+    records: int
+    seq: int
+    head: str
+    faults: list[AuditFault]
+    public_key: str
 
 
 class Status(BaseModel):

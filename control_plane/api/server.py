@@ -32,6 +32,7 @@ from control_plane.errors import (
 )
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
+from control_plane.security.audit import AuditSigner
 from control_plane.security.secret import Secret
 from control_plane.store import endpoints, tenants
 from control_plane.store.database import Store
@@ -57,6 +58,7 @@ class AdminApi:
     ) -> None:
         self._store = store
         self._secret = secret
+        self._signer = AuditSigner(secret)
         self._clock = clock
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._document = openapi(operations, version)
@@ -131,6 +133,7 @@ class AdminApi:
                 body=body,
                 given=frozenset(raw),
                 if_generation=_if_match(request) if operation.conditional else None,
+                seal=self._signer.seal,
                 once=Once(actor.name, key, fingerprint(operation.id, raw), now),
                 now=now,
             )

@@ -42,6 +42,7 @@ def endpoint(
         desired_replicas=item.desired_replicas,
         idle_timeout=item.idle_timeout,
         max_wait=item.max_wait,
+        retention=item.retention,
         warmth=item.warmth,
         paused=item.paused,
         limits=limits(item.quota),
@@ -136,6 +137,9 @@ def certificate(item: Certificate, now: float) -> schemas.Certificate:
 def audit(row: AuditRow) -> schemas.Audit:
     return schemas.Audit(
         id=row.id,
+        seq=row.seq,
+        hash=row.hash,
+        signature=row.signature,
         at=iso(row.at),
         actor=row.actor,
         role=row.role,

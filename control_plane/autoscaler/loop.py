@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from control_plane.autoscaler.decide import decide
 from control_plane.autoscaler.demand import PeakWindow, combine
+from control_plane.autoscaler.retention import enforce_retention
 from control_plane.config import Timing
 from control_plane.domain import Replica
 from control_plane.errors import StoreUnavailable
@@ -43,6 +44,9 @@ class Autoscaler:
                         await traffic.forget_old_gateways(session, tidied_at - _GATEWAY_MEMORY)
                         await limits.forget_windows(session, tidied_at)
                         await endpoints.tidy(session, tidied_at - _HISTORY)
+                    async with self._store.read() as session:
+                        known = await endpoints.list_endpoints(session)
+                    await enforce_retention(self._store, known, tidied_at)
             except StoreUnavailable as error:
                 event("autoscaler.store_unavailable", level=logging.WARNING, reason=error.message)
             except Exception as error:  # a fault of one tick must not end the loop

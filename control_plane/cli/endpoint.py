@@ -30,6 +30,10 @@ MaxWait = Annotated[
     float | None,
     typer.Option("--max-wait", parser=options.duration, metavar="DURATION", help="Holds a request. [default: 60s]"),
 ]
+Retention = Annotated[
+    float | None,
+    typer.Option("--retention", parser=options.duration, metavar="DURATION", help="Keeps events. [default: 90d]"),
+]
 Warmth = Annotated[str | None, typer.Option("--warmth", help="cold, or hot (always a replica). [default: cold]")]
 EngineArg = Annotated[
     list[str] | None, typer.Option("--engine-arg", metavar="ARG", help="Passed to the engine; may be repeated.")
@@ -48,6 +52,7 @@ def create(
     idle_timeout: Idle = None,
     warmth: Warmth = None,
     max_wait: MaxWait = None,
+    retention: Retention = None,
     engine_arg: EngineArg = None,
     rpm: options.RequestsPerMinute = None,
     tpm: options.TokensPerMinute = None,
@@ -75,6 +80,7 @@ def create(
         max_replicas=max_replicas,
         idle_timeout=idle_timeout,
         max_wait=max_wait,
+        retention=retention,
         warmth=warmth,
         engine_args=engine_arg or None,
     ) | options.limits(rpm, tpm, concurrency, budget)
@@ -118,6 +124,7 @@ def update(
     idle_timeout: Idle = None,
     warmth: Warmth = None,
     max_wait: MaxWait = None,
+    retention: Retention = None,
     engine_arg: EngineArg = None,
     rpm: options.RequestsPerMinute = None,
     tpm: options.TokensPerMinute = None,
@@ -138,6 +145,7 @@ def update(
         max_replicas=max_replicas,
         idle_timeout=idle_timeout,
         max_wait=max_wait,
+        retention=retention,
         warmth=warmth,
         engine_args=engine_arg or None,
         paused=pause,

@@ -62,6 +62,22 @@ def rotate_certificates(
         show_list(client.rotate_certificates(name), _CERT_COLUMNS, output)
 
 
+@audit_app.command("verify")
+def verify_audit(
+    head: Annotated[
+        str | None, typer.Option("--head", help="One that an earlier run printed: it must still fit.")
+    ] = None,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Whether all records of changes are there, as they were written, in order. Exits 1 where they aren't."""
+    with options.connect(profile) as client:
+        found = client.verify_audit(head)
+        show_one(found, output)
+        if not found.intact:
+            raise typer.Exit(1)
+
+
 @audit_app.command("list")
 def list_audit(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,

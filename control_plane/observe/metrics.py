@@ -37,6 +37,7 @@ certificate_not_after = Gauge("ingle_certificate_not_after_seconds", "When a ser
 certificate_faults = Counter("ingle_certificate_faults", "Certificate files that couldn't be loaded", ("name",))
 certificate_broken = Gauge("ingle_certificate_broken", "1 while a newer certificate can't be served", ("name",))
 connections_refused = Counter("ingle_connections_refused", "Connections beyond the bound", ("region",))
+deleted = Counter("ingle_records_deleted", "Records deleted because their retention was over", ("kind",))
 replicas_desired = Gauge("ingle_replicas_desired", "Replicas wanted", ("region", "endpoint"))
 replicas_ready = Gauge("ingle_replicas_ready", "Replicas ready", ("region", "endpoint"))
 cold_start = Histogram(

@@ -21,7 +21,7 @@ class Secret:
     def __init__(self, value: bytes) -> None:
         self._keys = {
             purpose: hmac.digest(value, purpose.encode(), "sha256")
-            for purpose in ("api-key", "admin-token", "replica-token", "cache-salt", "snapshot")
+            for purpose in ("api-key", "admin-token", "replica-token", "cache-salt", "snapshot", "audit")
         }
 
     def key_hash(self, secret: str) -> bytes:
@@ -39,6 +39,10 @@ class Secret:
     def cache_salt(self, tenant_id: str) -> str:
         """Keeps tenants' prefix caches apart."""
         return hmac.digest(self._keys["cache-salt"], tenant_id.encode(), "sha256").hex()
+
+    def audit_seed(self) -> bytes:
+        """32 bytes from which the key that signs audit records is made."""
+        return self._keys["audit"]
 
     def sign(self, data: bytes) -> str:
         """A signature over what a gateway keeps on disk."""

@@ -52,6 +52,7 @@ def to_endpoint(row: EndpointRow) -> Endpoint:
         created_at=row.created_at,
         updated_at=row.updated_at,
         quota=row.quota,
+        retention=row.retention,
     )
 
 
@@ -264,10 +265,18 @@ async def last_event_id(session: AsyncSession) -> int:
 
 
 async def tidy(session: AsyncSession, before: float) -> None:
-    """Drop records older than `before` of what has ended: terminated replicas, measured starts, events."""
+    """Drop records older than `before` of what has ended: terminated replicas, measured starts."""
     await session.execute(delete(ReplicaRow).where(ReplicaRow.terminated_at < before))
     await session.execute(delete(ColdStartRow).where(ColdStartRow.at < before))
-    await session.execute(delete(EventRow).where(EventRow.at < before))
+
+
+async def delete_events(session: AsyncSession, endpoint_id: str | None, before: float, limit: int) -> int:
+    """Delete at most `limit` events from before `before`, of one endpoint or all. Returns how many."""
+    doomed = select(EventRow.id).where(EventRow.at < before)
+    if endpoint_id is not None:
+        doomed = doomed.where(EventRow.endpoint_id == endpoint_id)
+    gone = await session.execute(delete(EventRow).where(EventRow.id.in_(doomed.limit(limit))))
+    return int(getattr(gone, "rowcount", 0))
 
 
 async def add_cold_start(

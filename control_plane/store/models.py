@@ -112,6 +112,8 @@ class EndpointRow(QuotaColumns, Base):
     idle_timeout: Mapped[float]
     max_wait: Mapped[float]
     warmth: Mapped[str]
+    retention: Mapped[float] = mapped_column(default=90 * 86_400.0)
+    """Seconds that its usage events and its own events are kept."""
     paused: Mapped[bool]
     generation: Mapped[int]
     runtime_generation: Mapped[int]
@@ -298,6 +300,11 @@ class AuditRow(Base):
     target: Mapped[str] = mapped_column(Text_(255))
     request_id: Mapped[str]
     detail: Mapped[dict[str, Any]]
+    seq: Mapped[int | None] = mapped_column(BigInteger, unique=True)
+    """Its place in the chain; records from before there was one have none."""
+    previous: Mapped[str | None]
+    hash: Mapped[str | None]
+    signature: Mapped[str | None] = mapped_column(Text_(128))
 
 
 class GatewayRow(Base):

@@ -238,9 +238,7 @@ async def test_history_is_bounded(store: Store) -> None:
         await replicas.write_replica(session, "rep_0", changes)
         starts = (await session.scalars(select(ColdStartRow.replica_id))).all()
         assert set(starts) == {f"r{number}" for number in range(3, endpoints.COLD_STARTS_KEPT + 3)}
-        assert await endpoints.list_events(session)
         await endpoints.tidy(session, 200.0)
-        assert await endpoints.list_events(session) == []
         assert (await session.scalars(select(ColdStartRow.replica_id))).all() == []
         assert await replicas.replica_states(session, ["rep_0", "rep_1"]) == {"rep_1": ReplicaState.INTENDED}
 
