@@ -18,6 +18,7 @@ from control_plane.api.idempotency import Once, fingerprint
 from control_plane.api.openapi import openapi
 from control_plane.api.operations import Actor, Answer, Call, Operation, number_of
 from control_plane.config import describe_validation
+from control_plane.dashboard import add_pages
 from control_plane.domain import Role
 from control_plane.errors import (
     Forbidden,
@@ -67,6 +68,7 @@ class AdminApi:
             app.router.add_route(operation.method, operation.path, self._handler(operation))
         app.router.add_get("/admin/v1/events", self._events)
         app.router.add_get("/admin/openapi.json", self._openapi)
+        add_pages(app)
         app.router.add_get("/livez", self._live)
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/readyz", self._ready)

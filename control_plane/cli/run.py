@@ -196,7 +196,12 @@ def _demo_key(settings: Settings) -> str:
 
 def _greeting(facts: dict[str, Any]) -> str:
     lines = [f"gateway  {url}/v1  ({region})" for region, url in facts["gateways"].items()]
-    lines += [f"admin    {facts['admin']}", f"CA file  {facts['ca_file']}", f"profile  {facts['profile']}"]
+    lines += [
+        f"admin    {facts['admin']}",
+        f"page     {facts['admin']}/  (sign in with the token in the profile)",
+        f"CA file  {facts['ca_file']}",
+        f"profile  {facts['profile']}",
+    ]
     url = f"{next(iter(facts['gateways'].values()))}/v1"
     if facts["key"] is None:
         return "\n".join(lines)
