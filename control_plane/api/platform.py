@@ -17,6 +17,7 @@ from control_plane.store import audit, endpoints, traffic
 from control_plane.store.database import Store
 
 _AUDIT_PAGE = 500
+_AUDIT_SECONDS = 60.0
 _GATEWAY_SILENT_SECONDS = 20.0
 
 
@@ -112,7 +113,7 @@ class PlatformOperations:
     async def verify_audit(self, call: Call) -> Answer:
         verifier = Verifier(self._signer.signed, call.query.get("head", BEFORE_ALL))
         after = 0
-        async with self._store.read() as session:
+        async with self._store.read(_AUDIT_SECONDS) as session:
             # Records that are appended from now on are beyond `length`, and fine to see.
             length = await audit.chain_length(session)
             while page := await audit.chain(session, after=after, limit=_AUDIT_PAGE):

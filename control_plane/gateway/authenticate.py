@@ -39,8 +39,7 @@ class Authenticator:
         parsed = parse_key(text.strip()) if scheme.lower() == "bearer" else None
         key = self._find(parsed, now)
         if key is None:
-            await keeper.look_again()
-            if not keeper.healthy:
+            if not await keeper.look_again():
                 raise StoreUnavailable("the key can't be checked at the moment; try again soon", retry_after=2)
             key = self._find(parsed, now)
         if key is None:

@@ -176,7 +176,11 @@ class Quotas:
         if shared:
             if self._next_round is None:
                 self._next_round = asyncio.create_task(self._round())
-            await asyncio.shield(self._next_round)
+            done, _ = await asyncio.wait({self._next_round}, timeout=_PATIENCE)
+            now = self._clock()
+            for bucket, amount in short:
+                if bucket.shared and not done and not bucket.has(amount, now):
+                    bucket.alone(amount, amount, now)
 
     async def _round(self) -> None:
         async with self._turn:
@@ -190,9 +194,9 @@ class Quotas:
                     spare = max(0, bucket.left) if now < bucket.ends_at else 0
                     asked.append((bucket, bucket.ask(max(1, sum(amounts) - spare), max(1, min(amounts) - spare))))
             try:
-                async with asyncio.timeout(_PATIENCE), self._store.write() as session:
+                async with self._store.write() as session:
                     grants = await limits.give_out(session, [ask for _, ask in asked], now)
-            except (StoreUnavailable, TimeoutError):
+            except StoreUnavailable:
                 event("gateway.limits_kept_alone", level=logging.WARNING)
                 for bucket, ask in asked:
                     bucket.untold(ask)

@@ -244,10 +244,9 @@ class Gateway:
         """Raises NotFound, ResidencyMismatch; StoreUnavailable where it can't be known that there is none."""
         route = self._own_route(key, endpoint)
         if route is None:
-            await self.keeper.look_again()
+            answered = await self.keeper.look_again()
             route = self._own_route(key, endpoint)
-        if route is None:
-            if not self.keeper.healthy:
+            if route is None and not answered:
                 raise StoreUnavailable("the endpoint can't be looked up at the moment; try again soon", retry_after=2)
             raise no_such_endpoint(endpoint[:100])
         if route.region != self.region:

@@ -27,6 +27,9 @@ from control_plane.store import endpoints, prices, replicas, tenants
 from control_plane.store.database import Store
 
 _LOOK_AGAIN_SECONDS = 0.1
+_PATIENCE = 2.0
+"""Seconds that a request waits for the store."""
+_SILENCE = 4.0
 _BOOKS = 20
 """Price books that a gateway knows: requests are priced by the one in force when they began."""
 
@@ -78,8 +81,7 @@ EMPTY = Snapshot(-1, 0.0, {}, {})
 class SnapshotKeeper:
     """Holds the newest snapshot for one region's gateway.
 
-    `listen` adds a function that is called after each change. `healthy` tells whether the last look at the store
-    succeeded.
+    `listen` adds a function that is called after each change.
     """
 
     def __init__(
@@ -99,9 +101,14 @@ class SnapshotKeeper:
         self._looked_again_at = 0.0
         self.current = EMPTY
         self.checked_at = 0.0
-        self.healthy = False
+        self._answered = False
         self.hurry: Callable[[], bool] = lambda: False
         """Whether somebody waits for a change, so that looking more often is worth it."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the store answered when it was asked last, and that not long ago."""
+        return self._answered and self._clock() - self.checked_at < max(_SILENCE, 3 * self._poll)
 
     def listen(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -123,14 +130,15 @@ class SnapshotKeeper:
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
 
-    async def look_again(self) -> None:
-        """For a caller that misses something: look at the store, not earlier than now.
+    async def look_again(self) -> bool:
+        """For a caller that misses something: look at the store, not earlier than now. Returns whether it answered.
 
         Whatever arrives, the store is asked ten times a second at most; all who come meanwhile share the next look.
         """
         if self._next_look is None:
             self._next_look = asyncio.create_task(self._later_look())
-        await asyncio.shield(self._next_look)
+        await asyncio.wait({self._next_look}, timeout=_PATIENCE)
+        return self.healthy
 
     async def _later_look(self) -> None:
         await asyncio.sleep(max(0.0, self._looked_again_at + _LOOK_AGAIN_SECONDS - self._clock()))
@@ -167,13 +175,13 @@ class SnapshotKeeper:
                 else:
                     data = None
         except StoreUnavailable as error:
-            if self.healthy:
+            if self._answered:
                 event("gateway.store_unavailable", level=logging.WARNING, region=self._region, reason=error.message)
-            self.healthy = False
+            self._answered = False
             return False
-        if not self.healthy:
+        if not self._answered:
             event("gateway.store_available", region=self._region)
-        self.healthy = True
+        self._answered = True
         self.checked_at = now
         if data is not None:
             self._adopt(data, now)

@@ -63,10 +63,11 @@ class Store:
         return poke
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
-        """A session for reading. Raises StoreUnavailable."""
+    async def read(self, patience: float = TIMEOUT) -> AsyncIterator[AsyncSession]:
+        """A session for reading, for at most `patience` seconds. Raises StoreUnavailable."""
+        # A server that is there but silent answers no statement and no time-out of its own.
         with _translated():
-            async with AsyncSession(self.engine, expire_on_commit=False) as session:
+            async with asyncio.timeout(patience), AsyncSession(self.engine, expire_on_commit=False) as session:
                 yield session
 
     @asynccontextmanager
@@ -75,7 +76,12 @@ class Store:
         with _translated():
             # SQLite has one writer: queueing for it here is fair and free of the busy handler's sleeps.
             turn = self._write_lock if self.sqlite else nullcontext()
-            async with turn, AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
+            async with (
+                asyncio.timeout(TIMEOUT),
+                turn,
+                AsyncSession(self._writer, expire_on_commit=False) as session,
+                session.begin(),
+            ):
                 yield session
         for topic in session.info.get(_TOPICS, ()):
             for poke in self._pokes.get(topic, ()):
