@@ -30,7 +30,7 @@ from data_plane.loading.sources import resolve
 from data_plane.observe import Telemetry
 from data_plane.text.load import load_text
 
-_AFTERLIFE_S = 3.0
+_AFTERLIFE_S = 1.5
 _MOST_LABEL = 128
 _OPEN_PATHS = ("/health", "/")
 
