@@ -248,6 +248,7 @@ class Gateway:
             route = self._own_route(key, endpoint)
             if route is None and not answered:
                 raise StoreUnavailable("the endpoint can't be looked up at the moment; try again soon", retry_after=2)
+        if route is None:
             raise no_such_endpoint(endpoint[:100])
         if route.region != self.region:
             raise ResidencyMismatch(

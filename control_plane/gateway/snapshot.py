@@ -137,8 +137,8 @@ class SnapshotKeeper:
         """
         if self._next_look is None:
             self._next_look = asyncio.create_task(self._later_look())
-        await asyncio.wait({self._next_look}, timeout=_PATIENCE)
-        return self.healthy
+        done, _ = await asyncio.wait({self._next_look}, timeout=_PATIENCE)
+        return bool(done) and self.healthy
 
     async def _later_look(self) -> None:
         await asyncio.sleep(max(0.0, self._looked_again_at + _LOOK_AGAIN_SECONDS - self._clock()))
