@@ -83,15 +83,15 @@ def test_after_preemption(packed: Loaded, prefix_cache: bool, right: dict[str, l
 
 
 def test_in_float32(float32: Loaded, right: dict[str, list[int]], prompts: Prompts) -> None:
-    """Alone; all in a batch, with preemption; then again with prefix hits."""
-    assert generate(new_core(float32), {"list": prompts["list"]})["list"].tokens == right["list"]
+    """All in a batch, with preemption; then alone, and alone after a prefix hit."""
     core = new_core(float32, tokens=room_for(prompts))
     assert texts(generate(core, prompts), prompts) == right
     assert core.scheduler.preemptions > 0
-    again = generate(core, {"long": prompts["long"], "code": prompts["code"]})
-    assert texts(again, again) == {"long": right["long"], "code": right["code"]}
-    assert again["code"].cached_tokens == 16
-    assert again["long"].cached_tokens >= 512
+    alone = generate(core, {"list": prompts["list"]})["list"]
+    assert (alone.tokens, alone.cached_tokens) == (right["list"], 0)
+    hit = generate(core, {"long": prompts["long"]}, changed(GREEDY, max_tokens=20))["long"]
+    assert hit.tokens == right["long"][:20]
+    assert hit.cached_tokens >= 512
 
 
 def room_for(prompts: Prompts) -> int:
@@ -100,12 +100,14 @@ def room_for(prompts: Prompts) -> int:
 
 
 def test_perplexity(reference: LlamaForCausalLM, packed: Loaded, demo_text: tuple[TextTokenizer, object]) -> None:
-    """Within half a percent of the reference on the same windows of Python's own help texts."""
+    """Within half a percent of the reference on two windows of Python's own help texts, joined.
+
+    The first 16 windows of 1024 tokens of it, with Python 3.11's texts, have 12.97 (12.96 where it was first measured).
+    """
     from tests.data_plane.reference import logits_of
 
-    topics = pydoc_data.topics.topics
-    tokens = demo_text[0].encode("\n\n".join(topics[name] for name in sorted(topics)))
-    windows = [tokens[start : start + 512] for start in (0, 60_000)]
+    tokens = demo_text[0].encode("".join(pydoc_data.topics.topics.values()))
+    windows = [tokens[start : start + 512] for start in (0, 8192)]
     new_core(packed)
     ours = sum(forward.log_likelihood(forward.logits_of(packed, window), window) for window in windows)
     theirs = sum(forward.log_likelihood(logits_of(reference, window).numpy(), window) for window in windows)
