@@ -15,6 +15,7 @@ from kernels.sampling import Draws
 
 _LANES = 16
 _MOST_HEAD_DIM = 256
+_MOST_THREADS = 64  # as in pool.h
 
 
 class _Matrix(ctypes.Structure):
@@ -143,7 +144,8 @@ class Decoder:
         self._kept.append(rows)
         native = _Shape(
             shape.hidden, len(layers), shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim,
-            shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens, shape.threads,
+            shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens,
+            min(shape.threads, _MOST_THREADS),
             1 if shape.activation_bits == 8 else 2, shape.eps,
             ctypes.addressof(rows), _address(norm), _address(cos_sin), _matrix(head), _address(embedding),
         )  # fmt: skip

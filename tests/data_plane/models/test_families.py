@@ -102,6 +102,24 @@ def test_partial_rotation(tmp_path: Path) -> None:
     check(model, tmp_path, "float32", 1e-4)
 
 
+def test_more_threads_than_the_decoder_has_room_for(tmp_path: Path) -> None:
+    """As on a machine of very many cores: it takes what it can use."""
+    tiny.make("llama").save_pretrained(tmp_path)
+    one, many = (load_model(tmp_path, precision="packed", kv_cache_tokens=512, threads=threads) for threads in (1, 200))
+    assert np.array_equal(forward.logits_of(one, TOKENS), forward.logits_of(many, TOKENS))
+
+
+def test_eight_bit_activations_are_near(tmp_path: Path) -> None:
+    """packed8 is the faster, coarser one: a few percent of the spread of the logits, not noise."""
+    model = tiny.make("llama")
+    model.save_pretrained(tmp_path)
+    tiny.replace_weights(model, as_packed(model))
+    expected = tiny.logits_of(model, TOKENS)
+    loaded = load_model(tmp_path, precision="packed8", kv_cache_tokens=512, threads=1)
+    error = forward.logits_of(loaded, TOKENS) - expected
+    assert np.sqrt((error**2).mean()) < 0.05 * expected.std()
+
+
 def test_weights_may_be_in_16_bits_and_in_several_files(tmp_path: Path) -> None:
     model = tiny.make("llama")
     for dtype in (torch.bfloat16, torch.float16):
