@@ -52,7 +52,7 @@ def load(config: EngineConfig) -> Loaded:
     max_model_len = _context(config, spec)
     precision = _precision(config, spec, device)
     opened = time.monotonic()
-    budget = config.max_batched_tokens or (1024 if device == "cpu" else 8192)
+    budget = config.max_batched_tokens or (512 if device == "cpu" else 8192)
     model: Model
     try:
         if precision in _PACKED:
@@ -80,7 +80,7 @@ def load(config: EngineConfig) -> Loaded:
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_batched_tokens=budget,
-        prefill_chunk=min(budget, 256 if device == "cpu" else 2048),
+        prefill_chunk=min(budget, 128 if device == "cpu" else 2048),
         prefix_cache=config.prefix_cache,
     )
     phases = {"open": opened - started, "load": time.monotonic() - opened}
