@@ -131,6 +131,7 @@ class Proxy:
                     raise UpstreamError(f"{_LOST}, and so was another") from None
                 if not loss.connection_closed:
                     self._activator.failed(route, target)
+                if not loss.connection_closed or self._activator.can_take(route, {*tried, target.id}):
                     tried.add(target.id)
                 lost = True
                 metrics.retries.labels(self._region).inc()
