@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from data_plane import log
+from data_plane.models.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
 VERSION = 1
@@ -25,11 +26,11 @@ MOST_BYTES = 40 << 30
 _BORDER = 64
 
 
-def entry_for(model: Path) -> Path:
-    """Where the packed form of a model file or folder belongs; another file, size or time is another place."""
+def entry_for(model: Path, spec: ModelSpec) -> Path:
+    """Where the packed form of a model file or folder belongs; another file, size, time or shape is another place."""
     root = os.environ.get("INGLE_CACHE")
     cache = (Path(root) if root else Path.home() / ".cache" / "ingle") / "packed"
-    digest = hashlib.sha256(f"{VERSION}".encode())
+    digest = hashlib.sha256(f"{VERSION} {spec}".encode())
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     for file in files:
         stat = file.stat()

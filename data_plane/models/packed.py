@@ -21,7 +21,7 @@ class PackedLlamaModel:
     def __init__(self, checkpoint: Checkpoint, path: Path, shape: DecoderShape, max_model_len: int) -> None:
         spec = self.spec = checkpoint.spec
         self.kv_value_bytes = 2
-        entry = prepacked.entry_for(path)
+        entry = prepacked.entry_for(path, spec)
         arrays = prepacked.read(entry)
         if arrays is None:
             arrays = _pack_all(checkpoint)

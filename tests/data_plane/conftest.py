@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pydoc_data.topics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from data_plane.engine.loader import Loaded
-from data_plane.loading.sources import pull
+from data_plane.loading.sources import cache_folder, pull
 from data_plane.text.chat_template import ChatTemplate
 from data_plane.text.load import load_text
 from data_plane.text.tokenizer import TextTokenizer
@@ -18,6 +19,7 @@ from tests.data_plane.drive import load_model
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
+DEMO = "smollm2-135m-instruct"
 # torch's threads spin at barriers unless told otherwise before it is loaded, and starve the replicas beside them
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # the machine may be busy: how long an example takes says nothing about it
@@ -25,10 +27,23 @@ settings.register_profile("ingle", parent=settings(), deadline=None)
 settings.load_profile("ingle")
 
 
+@pytest.fixture(scope="package", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of the tests' own, with the user's models and compiled kernels: what tests pack stays out of that."""
+    pull(DEMO)
+    shared, own = cache_folder().parent, tmp_path_factory.mktemp("cache")
+    for name in ("models", "kernels"):
+        (shared / name).mkdir(exist_ok=True)
+        (own / name).symlink_to(shared / name)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("INGLE_CACHE", str(own))
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_path() -> Path:
     """The demo model's file; fetched unless it is in the cache."""
-    return pull("smollm2-135m-instruct")
+    return pull(DEMO)
 
 
 @pytest.fixture(scope="session")
