@@ -120,7 +120,7 @@ def test_a_row_of_logits_does_not_depend_on_batch_chunk_or_threads(packed: Loade
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 49_000, 600).tolist()
     others = [rng.integers(0, 49_000, length).tolist() for length in (1, 17, 130)]
-    single = load_model(demo_path, precision="packed", threads=1)
+    single = load_model(demo_path, precision="packed", threads=1, max_batched_tokens=1024)
     new_core(single)
     whole = forward.logits_of(single, tokens)
     assert np.isfinite(whole).all()
