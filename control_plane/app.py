@@ -26,9 +26,10 @@ from control_plane.api.places import Places
 from control_plane.api.platform import PlatformOperations
 from control_plane.api.server import AdminApi
 from control_plane.autoscaler.loop import Autoscaler
-from control_plane.config import Settings
+from control_plane.config import AcmeSettings, Settings
 from control_plane.domain import Address
 from control_plane.errors import ConfigError, StoreUnavailable
+from control_plane.gateway.challenges import ChallengeResponder
 from control_plane.gateway.server import Gateway
 from control_plane.listener import TlsListener
 from control_plane.observe.logs import event
@@ -37,10 +38,11 @@ from control_plane.providers.base import Provider
 from control_plane.providers.local import LocalProvider
 from control_plane.reconciler.loop import Reconciler, owner_name
 from control_plane.reconciler.stop import end_all
+from control_plane.security.acme import AcmeClient
 from control_plane.security.audit import AuditSigner
 from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
 from control_plane.security.secret import Secret, load_secret
-from control_plane.security.sources import AuthoritySource, CertificateSource, FilesSource
+from control_plane.security.sources import AcmeSource, AuthoritySource, CertificateSource, FilesSource
 from control_plane.store.database import Store
 from control_plane.store.schema import require_schema, upgrade_schema
 
@@ -183,6 +185,8 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
     source: CertificateSource = AuthoritySource(platform.authority, name, _host_names(address, public))
     if found is not None and found.certificate is not None and found.key is not None:
         source = FilesSource(found.certificate, found.key)
+    if found is not None and found.acme is not None:
+        source = await _acme(platform, found.acme, name, source, stack)
     listener = TlsListener(
         gateway.server,
         address,
@@ -196,6 +200,20 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
     stack.push_async_callback(listener.stop, settings.timing.stop_grace)
     gateway.url = public or _url(listener.address)
     return gateway.url, [gateway.run, listener.run]
+
+
+async def _acme(
+    platform: Platform, acme: AcmeSettings, name: str, fallback: CertificateSource, stack: AsyncExitStack
+) -> AcmeSource:
+    folder = platform.authority.folder / "acme"
+
+    def client() -> AcmeClient:
+        return AcmeClient(acme.directory, folder, email=acme.email, ca_file=acme.ca_file)
+
+    responder = ChallengeResponder(folder / "challenges", Address.parse(acme.http))
+    await responder.start()
+    stack.push_async_callback(responder.close)
+    return AcmeSource(client, folder / f"{name}.pem", acme.names, fallback)
 
 
 async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loop]]:

@@ -45,6 +45,17 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class AcmeSettings(_Section):
+    """A certificate from an ACME authority, which asks at `http` whether the names are ours."""
+
+    directory: str
+    names: tuple[str, ...] = Field(min_length=1, max_length=100)
+    email: str | None = None
+    http: HostPort = "0.0.0.0:80"
+    ca_file: Path | None = None
+    """For an authority whose own certificate isn't publicly trusted."""
+
+
 class RegionSettings(_Section):
     """A region: where its replicas run and where its gateway listens."""
 
@@ -58,10 +69,14 @@ class RegionSettings(_Section):
     """A certificate chain, leaf first, and its `key`: for a certificate of somebody else's authority."""
     key: Path | None = None
 
+    acme: AcmeSettings | None = None
+
     @model_validator(mode="after")
     def _pair(self) -> RegionSettings:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key: both or neither")
+        if self.certificate is not None and self.acme is not None:
+            raise ValueError("certificate or acme, not both")
         return self
 
 

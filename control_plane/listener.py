@@ -57,12 +57,9 @@ class TlsListener:
 
     async def start(self) -> None:
         """Bind. Raises ConfigError where there is no certificate to serve or the address can't be had."""
-        try:
-            await asyncio.to_thread(self._take_up)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{self._name} has no certificate to serve: {_reason(error)}", param="certificate"
-            ) from None
+        await self._look()
+        if self._served is None:
+            raise ConfigError(f"{self._name} has no certificate to serve: {self._fault}", param="certificate")
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 self._server,
@@ -84,28 +81,42 @@ class TlsListener:
         """Take up renewed and replaced certificates until cancelled. What can't be served changes nothing."""
         while True:
             await asyncio.sleep(self._check)
-            try:
-                await asyncio.to_thread(self._take_up)
-                fault = None
-            except (IngleError, OSError, ValueError) as error:
-                fault = _reason(error)
-                metrics.certificate_faults.labels(self._name).inc()
-            if fault != self._fault:
-                self._fault = fault
-                metrics.certificate_broken.labels(self._name).set(fault is not None)
-                if fault is not None:
-                    event("certificate.fault", level=logging.ERROR, certificate=self._name, reason=fault)
-                else:
-                    event("certificate.mended", certificate=self._name)
+            await self._look()
 
-    def _take_up(self) -> None:
-        now = self._clock()
-        self._source.refresh(now)
+    async def _look(self) -> None:
+        fault = None
+        try:
+            pair = await asyncio.to_thread(self._fresh_pair)
+            if self._served is None or pair.pem != self._served.pem:
+                self._serve(pair)
+        except (IngleError, OSError, ValueError) as error:
+            fault = _reason(error)
+            metrics.certificate_faults.labels(self._name).inc()
+        if fault != self._fault:
+            self._fault = fault
+            metrics.certificate_broken.labels(self._name).set(fault is not None)
+            if fault is not None:
+                event("certificate.fault", level=logging.ERROR, certificate=self._name, reason=fault)
+            else:
+                event("certificate.mended", certificate=self._name)
+
+    def _fresh_pair(self) -> Pair:
+        """What the source has now; what is wrong with it is found out on a context that serves nobody."""
+        fault = None
+        try:
+            self._source.refresh(self._clock())
+        except (IngleError, OSError, ValueError) as error:
+            fault = error
         pair = self._source.read()
-        if self._served is not None and pair.pem == self._served.pem:
-            return
-        # What is wrong with a pair is found out on a context that serves nobody.
-        pair.check(now, self._folder)
+        if self._served is None or pair.pem != self._served.pem:
+            pair.check(self._clock(), self._folder)
+        elif fault is not None:
+            # A renewal that failed leaves what there is to be served.
+            raise fault
+        return pair
+
+    def _serve(self, pair: Pair) -> None:
+        # In the loop's own thread: a handshake that begins while a context changes in another one fails.
         pair.load_into(self._context, self._folder)
         self._served = pair
         metrics.certificate_not_after.labels(self._name).set(pair.not_after)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +13,9 @@ from typing import Protocol
 from cryptography import x509
 
 from control_plane.errors import ConfigError
-from control_plane.security.certificates import CertificateAuthority
+from control_plane.security.acme import AcmeClient, AcmeError
+from control_plane.security.certificates import RENEW_AT_SHARE, CertificateAuthority
+from control_plane.security.files import private_folder, write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +91,56 @@ class FilesSource:
             return Pair.of(self._certificate.read_bytes().rstrip() + b"\n" + self._key.read_bytes())
         except OSError as error:
             raise ConfigError(f"{error.filename} can't be read: {error.strerror}", param="certificate") from None
+
+
+class AcmeSource:
+    """An ACME authority. Until it has given a certificate, `fallback` is served, so that a gateway starts without it.
+
+    Several processes on one home share what one of them obtained. A failure stays one for `patience` seconds,
+    and is tried again after that.
+    """
+
+    def __init__(
+        self,
+        make_client: Callable[[], AcmeClient],
+        path: Path,
+        names: Sequence[str],
+        fallback: CertificateSource,
+        *,
+        patience: float = 300.0,
+    ) -> None:
+        self._make_client = make_client
+        self._path = private_folder(path.parent) / path.name
+        self._names = tuple(names)
+        self._fallback = fallback
+        self._patience = patience
+        self._retry_at = 0.0
+        self._failure: AcmeError | None = None
+
+    def refresh(self, now: float) -> None:
+        self._fallback.refresh(now)
+        if not self._due(now):
+            self._failure = None
+            return
+        if self._failure is not None and now < self._retry_at:
+            raise self._failure
+        try:
+            with open(self._path.with_suffix(".lock"), "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._due(now):  # nobody else got one meanwhile
+                    with self._make_client() as client:
+                        write_private(self._path, client.obtain(self._names))
+            self._failure = None
+        except AcmeError as error:
+            self._failure, self._retry_at = error, now + self._patience
+            raise
+
+    def read(self) -> Pair:
+        return Pair.of(self._path.read_bytes()) if self._path.exists() else self._fallback.read()
+
+    def _due(self, now: float) -> bool:
+        try:
+            pair = Pair.of(self._path.read_bytes())
+        except (OSError, ValueError):
+            return True
+        return now >= pair.not_before + (pair.not_after - pair.not_before) * RENEW_AT_SHARE

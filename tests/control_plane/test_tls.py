@@ -76,6 +76,7 @@ async def listening(source: CertificateSource, folder: Path, **bounds: float) ->
     try:
         yield "127.0.0.1", listener.address.port
     finally:
+        assert not task.done() or task.exception() is None  # nothing ends the watch
         task.cancel()
         await listener.stop(0.1)
 
