@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from control_plane.store.database import Store
@@ -34,6 +35,11 @@ def fresh(tmp_path: Path) -> Iterator[Installation]:
     """A home of a test's own; it starts what it needs."""
     with installed(tmp_path / "home") as installation:
         yield installation
+
+
+def _execute(server: str, statement: str) -> None:
+    with psycopg.connect(server.replace("+psycopg", "") + "postgres", autocommit=True) as connection:
+        connection.execute(statement.encode())
 
 
 def _programs() -> Path | None:
@@ -73,18 +79,39 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
     server: str = request.getfixturevalue("postgres_url")
-    import psycopg
-
     name = f"t{os.urandom(6).hex()}"
-    plain = server.replace("+psycopg", "") + "postgres"
-    with psycopg.connect(plain, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+    _execute(server, f"CREATE DATABASE {name}")
     return server + name
 
 
-@pytest.fixture
-async def store(database_url: str) -> AsyncIterator[Store]:
-    upgrade_schema(database_url)
-    store = Store(database_url)
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database to copy: migrating takes longer than most tests."""
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    upgrade_schema(f"sqlite+aiosqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_url: str) -> str:
+    """The name of a migrated database to copy."""
+    _execute(postgres_url, "CREATE DATABASE migrated")
+    upgrade_schema(f"{postgres_url}migrated")
+    return "migrated"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """A migrated database without records, of each kind in turn."""
+    if request.param == "sqlite":
+        path = tmp_path / "test.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        url = f"sqlite+aiosqlite:///{path}"
+    else:
+        server: str = request.getfixturevalue("postgres_url")
+        name = f"t{os.urandom(6).hex()}"
+        _execute(server, f"CREATE DATABASE {name} TEMPLATE {request.getfixturevalue('postgres_template')}")
+        url = server + name
+    store = Store(url)
     yield store
     await store.close()

@@ -332,28 +332,6 @@ def test_usage_that_could_not_be_written_is_written_once_later(fresh: Installati
         until(lambda: sum(u.requests for u in client.usage()) == 3, "the journal is written, each request once")
 
 
-def test_secrets_stay_out_of_logs_files_and_events(fresh: Installation) -> None:
-    fresh.more = {"INGLE_LOG_LEVEL": "debug"}
-    program = fresh.up()
-    key = program.facts["key"]
-    with fresh.admin() as client:
-        url = create(client, "chat", idle_timeout=600)
-        with fresh.tenant(url, key) as tenant:
-            assert tenant.post("/chat/completions", json=chat("CANARY-2b7c")).status_code == 200
-            assert tenant.post("/chat/completions", content=b"CANARY-2b7c").status_code == 400
-            tenant.headers["Authorization"] = f"Bearer {key}x"
-            assert tenant.post("/chat/completions?api_key=CANARY-1f3a", json=chat("CANARY-2b7c")).status_code == 401
-    program.stop()
-    token = fresh.home.joinpath("profile.toml").read_text().split('token = "')[1].split('"')[0]
-    canaries = [key.split("_", 2)[2], token, "CANARY-2b7c", "CANARY-1f3a"]
-    paths = [path for path in fresh.home.rglob("*") if path.is_file() and path.name != "profile.toml"]
-    for path in [*paths, program.errors]:
-        content = path.read_bytes()
-        for canary in canaries:
-            assert canary.encode() not in content, path
-    assert {path.name for path in paths if path.stat().st_mode & 0o077} == {"ca.pem"}
-
-
 def test_an_installation_keeps_its_key_and_profile(fresh: Installation) -> None:
     first = fresh.up()
     assert first.facts["key"].startswith("ingle_")

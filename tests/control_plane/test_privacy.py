@@ -131,6 +131,7 @@ def test_canaries_appear_nowhere(fresh: Installation, collector: tuple[str, list
     written = {str(path): path.read_bytes() for path in [*paths, program.errors]}
     written |= {f"said {number}": content for number, content in enumerate(said)}
     written |= {f"trace {number}": content for number, content in enumerate(traces)}
+    assert {path.name for path in paths if path.stat().st_mode & 0o077} == {"ca.pem"}
     assert traces
     assert b"ingle.db" in "".join(written).encode()
     for name, content in written.items():
