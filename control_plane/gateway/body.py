@@ -15,6 +15,7 @@ from control_plane.errors import InvalidInput, RequestTimeout, TooLarge
 
 _MOST_TOKENS = 10_000_000
 _MOST_CHOICES = 128
+_LEAST_KEEP_ALIVE = 0.1
 _NOTHING = msgspec.Raw(b"")
 
 
@@ -26,6 +27,7 @@ class Head(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     n: Any = None
+    stream: Any = None
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
@@ -100,6 +102,21 @@ def model_of(body: bytes, head: Head | None) -> str:
     if not isinstance(model, str) or not model:
         raise InvalidInput("you must provide a model parameter", code="missing_required_parameter", param="model")
     return model
+
+
+def keep_alive_of(text: str | None, head: Head) -> float | None:
+    """Seconds between comments while a stream is held; None where there shall be none. Raises InvalidInput."""
+    if text is None or head.stream is not True:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _LEAST_KEEP_ALIVE <= seconds < math.inf:
+        raise InvalidInput(
+            f"x-ingle-keepalive must be a number of seconds, {_LEAST_KEEP_ALIVE:g} or more", param="x-ingle-keepalive"
+        )
+    return seconds
 
 
 def wait_of(text: str | None, longest: float) -> float:

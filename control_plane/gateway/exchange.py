@@ -6,6 +6,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from aiohttp import web
+
 from control_plane.gateway.quotas import Reservation
 from control_plane.gateway.router import Target
 from control_plane.gateway.snapshot import Key, Route
@@ -47,6 +49,10 @@ class Exchange:
     """Of those, how many were passed on."""
     dispatched: bool = False
     reservation: Reservation | None = None
+    keep_alive: float | None = None
+    """Seconds between comments while a stream is held, where its client asked for them."""
+    response: web.StreamResponse | None = None
+    """A stream that has begun: whatever happens from now on is told in it."""
 
     def __post_init__(self) -> None:
         self.headers |= {"x-request-id": self.request_id, "server": "ingle"}

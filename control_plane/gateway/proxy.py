@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -97,6 +98,17 @@ class Proxy:
         Until the first byte another replica is tried: once after a loss, and for as long as `wait` allows where the
         replica never took the request. Raises IngleError until then; afterwards the stream itself says what went wrong.
         """
+        try:
+            return await self._forward(request, exchange, route, key, body, wait)
+        except IngleError as error:
+            if exchange.response is None:
+                raise
+            exchange.outcome, exchange.error = "error", error.code
+            return await _end(exchange.response, error_frame(error.body()))
+
+    async def _forward(
+        self, request: web.BaseRequest, exchange: Exchange, route: Route, key: Key, body: bytes, wait: float
+    ) -> web.StreamResponse:
         tried: set[str] = set()
         lost = False
         while True:
@@ -104,7 +116,7 @@ class Proxy:
                 raise UpstreamError(f"{_LOST}, and no other is ready")
             target = self._activator.try_take(exchange, route, tried)
             if target is None:
-                target = await self._held(exchange, route, key, tried, wait, len(body))
+                target = await self._held(request, exchange, route, key, tried, wait, len(body))
             try:
                 self._require_still(key)
                 exchange.target = target
@@ -139,13 +151,42 @@ class Proxy:
                 self._activator.done(route, target, exchange.expected_tokens)
 
     async def _held(
-        self, exchange: Exchange, route: Route, key: Key, tried: set[str], wait: float, size: int
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        route: Route,
+        key: Key,
+        tried: set[str],
+        wait: float,
+        size: int,
     ) -> Target:
         before = time.perf_counter()
+        holding = self._activator.hold(exchange, route, key, tried, wait - exchange.held, size)
         try:
-            return await self._activator.hold(exchange, route, key, tried, wait - exchange.held, size)
+            if exchange.keep_alive is None:
+                return await holding
+            return await self._commented(request, exchange, route, asyncio.ensure_future(holding), exchange.keep_alive)
         finally:
             exchange.held += time.perf_counter() - before
+
+    async def _commented(
+        self, request: web.BaseRequest, exchange: Exchange, route: Route, held: asyncio.Future[Target], every: float
+    ) -> Target:
+        """Wait, and let the client's side of the connection see a comment from time to time."""
+        try:
+            while not (await asyncio.wait({held}, timeout=every))[0]:
+                if exchange.response is None:
+                    exchange.status = 200
+                    exchange.response = await _begin(request, exchange)
+                await exchange.response.write(b": held\n\n")
+        except BaseException:
+            # The client went away: so does its place in the line, or at a replica.
+            held.cancel()
+            for outcome in await asyncio.gather(held, return_exceptions=True):
+                if isinstance(outcome, Target):
+                    self._activator.done(route, outcome, exchange.expected_tokens)
+            raise
+        return held.result()
 
     async def _once(
         self, request: web.BaseRequest, exchange: Exchange, target: Target, key: Key, body: bytes
@@ -177,7 +218,7 @@ class Proxy:
             # Does nothing to a reply read to its end; cutting any other is what cancels the replica's work.
             upstream.close()
 
-    async def _whole(self, exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Response:
+    async def _whole(self, exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         if (upstream.content_length or 0) > _MAX_REPLY:
             raise UpstreamError("the replica's reply is too large")
         try:
@@ -188,6 +229,8 @@ class Proxy:
         if usage is not None:
             exchange.usage = parse_usage(usage)
         exchange.outcome = "ok" if upstream.status < 400 else "error"
+        if exchange.response is not None:
+            return await _end(exchange.response, b"data: " + body.replace(b"\n", b" ") + b"\n\n")
         exchange.headers["content-type"] = upstream.headers.get("content-type", "application/json")
         return web.Response(status=upstream.status, body=body, headers=exchange.headers)
 
@@ -195,19 +238,14 @@ class Proxy:
         self, request: web.BaseRequest, exchange: Exchange, upstream: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         exchange.streamed = True
-        exchange.headers |= {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-        }
         relay = EventRelay()
-        response: web.StreamResponse | None = None
+        response = exchange.response
         rest = b""
         while True:
             try:
                 chunk = await upstream.content.readany()
             except (aiohttp.ClientError, TimeoutError) as error:
-                if response is None:
+                if exchange.first_byte is None:
                     raise _LostBeforeFirstByte from error
                 exchange.outcome = exchange.error = "upstream_lost"
                 rest = error_frame(UpstreamError(f"{_LOST} before the reply was complete").body())
@@ -222,16 +260,15 @@ class Proxy:
                 exchange.usage = relay.usage
                 self._note(exchange)
             if frames:
+                if exchange.first_byte is None:
+                    exchange.first_byte = exchange.elapsed()
                 if response is None:
                     response = await _begin(request, exchange)
                 await response.write(frames)
             exchange.delivered = relay.pieces
         if response is None:
             response = await _begin(request, exchange)
-        if rest:
-            await response.write(rest)
-        await response.write_eof()
-        return response
+        return await _end(response, rest)
 
     def _headers(self, request: web.BaseRequest, exchange: Exchange, target: Target, key: Key) -> dict[str, str]:
         salt = self._salts.get(key.tenant_id)
@@ -264,9 +301,20 @@ async def _explain(upstream: aiohttp.ClientResponse) -> None:
 
 
 async def _begin(request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-    exchange.first_byte = exchange.elapsed()
+    exchange.headers |= {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+    }
     response = web.StreamResponse(status=exchange.status, headers=exchange.headers)
     await response.prepare(request)
+    return response
+
+
+async def _end(response: web.StreamResponse, last: bytes) -> web.StreamResponse:
+    if last:
+        await response.write(last)
+    await response.write_eof()
     return response
 
 

@@ -29,7 +29,7 @@ from control_plane.errors import (
 )
 from control_plane.gateway.activator import Activator, no_such_endpoint
 from control_plane.gateway.authenticate import Authenticator, source_address
-from control_plane.gateway.body import NO_HEAD, Head, model_of, read_body, read_head, wait_of
+from control_plane.gateway.body import NO_HEAD, Head, keep_alive_of, model_of, read_body, read_head, wait_of
 from control_plane.gateway.demand import DemandTracker
 from control_plane.gateway.door import Door
 from control_plane.gateway.exchange import Exchange
@@ -205,6 +205,7 @@ class Gateway:
                 endpoint = model_of(body, head)
             route = exchange.route = await self._route(key, endpoint)
             wait = wait_of(headers.get("x-ingle-wait"), route.max_wait)
+            exchange.keep_alive = keep_alive_of(headers.get("x-ingle-keepalive"), head or NO_HEAD)
             with self._limiter.admit(*self._bounds(key, route)):
                 await self._reserve(exchange, key, route, len(body), head or NO_HEAD)
                 with self._demand.in_flight(route, exchange):

@@ -110,6 +110,29 @@ def test_a_hold_ends_after_max_wait_with_a_measured_retry_after(fresh: Installat
             assert int(reply.headers["retry-after"]) >= 3
 
 
+def test_a_held_stream_may_ask_for_comments_meanwhile(fresh: Installation) -> None:
+    key = fresh.up().facts["key"]
+    with fresh.admin() as client:
+        url = create(client, "chat", "fast+start-1500ms", idle_timeout=600)
+        sleep(client, "chat")
+        with fresh.tenant(url, key) as tenant:
+            comments = {"x-ingle-keepalive": "0.2"}
+            body = chat(stream=True, max_tokens=2)
+            early = tenant.post("/chat/completions", json=body, headers={**comments, "x-ingle-wait": "0.5"})
+            assert early.status_code == 200
+            *before, last = early.text.rstrip().split("\n\n")
+            assert set(before) == {": held"}
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "endpoint_starting"
+            held = tenant.post("/chat/completions", json=body, headers=comments)
+            frames = held.text.rstrip().split("\n\n")
+            assert frames[0] == ": held"
+            assert frames[-1] == "data: [DONE]"
+            assert len([frame for frame in frames if frame.startswith("data: {")]) == 2
+            until(lambda: [u.completion_tokens for u in client.usage()] == [2], "metered like any other")
+            refused = tenant.post("/chat/completions", json=body, headers={"x-ingle-keepalive": "0"})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-ingle-keepalive")
+
+
 def test_a_killed_replica_is_replaced_without_a_human(fresh: Installation) -> None:
     key = fresh.up().facts["key"]
     with fresh.admin() as client:
