@@ -106,7 +106,7 @@ def _reading(replica: Replica, template: ChatTemplate, use: ToolUse, prompt: lis
     return Reading(
         dialect=dialect,
         tools=use.names,
-        most_calls=MOST_CALLS if use.parallel else 1,
+        most_calls=MOST_CALLS if use.many else 1,
         reasons=reasons,
         begins_inside=inside,
         shown={} if mark is None else {mark: dialect.opening.encode()},

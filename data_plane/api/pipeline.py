@@ -91,7 +91,7 @@ class _Choice:
             text += self._stops.finish()
         reasoning, answer = self._split(text, finish is not None)
         answer, calls = self._parse(answer, finish is not None)
-        if finish == "stop" and self._tools is not None and self._tools.calls:
+        if self._tools is not None and self._tools.calls and (finish == "stop" or self._tools.repeats):
             finish = "tool_calls"
         return Delta(self.index, answer, output.logprobs or [], finish, reasoning, tuple(calls))
 

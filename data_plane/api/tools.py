@@ -35,6 +35,11 @@ class ToolUse:
         return self.active and self.choice != "auto"
 
     @property
+    def many(self) -> bool:
+        """Whether there may be several calls; a function that was named is called once."""
+        return self.parallel and self.choice in ("auto", "required")
+
+    @property
     def names(self) -> frozenset[str]:
         return frozenset(function["name"] for function in self.allowed)
 
@@ -109,7 +114,7 @@ def _choice(fields: Fields, names: set[str]) -> str:
 def calls_grammar(use: ToolUse, dialect: Dialect, opening_id: int | None) -> str:
     """The grammar of a reply that must call. `opening_id`: the opening's token where it is a control token."""
     opening = f"<[{opening_id}]>" if opening_id is not None else f'"{dialect.opening}"'
-    many = use.parallel and not dialect.bare
+    many = use.many and not dialect.bare
     grammar = grammars.calls_grammar(
         use.allowed,
         "" if dialect.bare else opening,

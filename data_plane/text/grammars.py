@@ -33,7 +33,7 @@ def from_json_schema(schema: dict[str, Any], param: str) -> str:
     """Compact JSON that is valid for the schema."""
     _check_size(schema, param)
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+        return LLMatcher.grammar_from_json_schema(closed(schema), overrides={"whitespace_flexible": False})
     except ValueError as error:
         raise RequestError(f"{param} is not a usable JSON schema: {error}", param=param) from error
 
@@ -64,7 +64,7 @@ def calls_grammar(tools: list[dict[str, Any]], opening: str, closing: str, argum
     variants = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool["name"]}, arguments_key: tool["parameters"]},
+            "properties": {"name": {"const": tool["name"]}, arguments_key: closed(tool["parameters"])},
             "required": ["name", arguments_key],
             "additionalProperties": False,
         }
@@ -75,6 +75,23 @@ def calls_grammar(tools: list[dict[str, Any]], opening: str, closing: str, argum
     return LLMatcher.grammar_from_lark(
         f"start: call {repeat}\ncall: {opening} object {closing}\nobject: %json {schema}\n"
     )
+
+
+def closed(schema: Any) -> Any:
+    """The schema with objects closed that list their properties and do not say: small models else invent more and more.
+
+    What it allows, the given schema allows too.
+    """
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: value if key in ("const", "enum", "default", "examples") else closed(value)
+             for key, value in schema.items()}  # fmt: skip
+    composed = any(key in schema for key in ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if"))
+    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema and not composed:
+        inner["additionalProperties"] = False
+    return inner
 
 
 def _check_text(text: str, param: str) -> None:

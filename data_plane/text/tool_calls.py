@@ -70,6 +70,8 @@ class ToolCallParser:
         self._tail = ""
         self._begun = self._after_call = False
         self.calls = 0
+        self.repeats = False
+        self._seen: set[Call] = set()
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
         """What may be shown now, and the calls that ended."""
@@ -162,7 +164,14 @@ class ToolCallParser:
         return text
 
     def _count(self, calls: list[Call]) -> list[Call]:
-        kept = calls[: self._left]
+        kept = []
+        for call in calls[: self._left]:
+            # a model that repeats itself to the letter has nothing more to say
+            if call in self._seen:
+                self.repeats = True
+                break
+            self._seen.add(call)
+            kept.append(call)
         self._left -= len(kept)
         self.calls += len(kept)
         return kept

@@ -14,6 +14,8 @@ from data_plane.text.tool_calls import HERMES, LLAMA3, MISTRAL, Call, Dialect, T
 NAMES = frozenset({"get_weather", "add"})
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
+OTHER = CALL.replace("1", "2")
+
 
 def parse(dialect: Dialect, pieces: list[str], most: int = 9) -> tuple[str, list[Call]]:
     parser = ToolCallParser(dialect, NAMES, most)
@@ -31,7 +33,8 @@ def parse(dialect: Dialect, pieces: list[str], most: int = 9) -> tuple[str, list
     [
         (HERMES, "plain text", "plain text", []),
         (HERMES, CALL, "", [Call("add", '{"a":1}')]),
-        (HERMES, f"Sure. {CALL}\n{CALL}\n", "Sure. ", [Call("add", '{"a":1}')] * 2),
+        (HERMES, f"Sure. {CALL}\n{OTHER}\n", "Sure. ", [Call("add", '{"a":1}'), Call("add", '{"a":2}')]),
+        (HERMES, f"{CALL}{OTHER}{CALL}", "", [Call("add", '{"a":1}'), Call("add", '{"a":2}')]),
         (HERMES, "a < b <tool_cal", "a < b <tool_cal", []),
         (HERMES, "<tool_call>not json</tool_call>!", "<tool_call>not json</tool_call>!", []),
         (HERMES, '<tool_call>{"name": "rm"}</tool_call>', '<tool_call>{"name": "rm"}</tool_call>', []),
