@@ -19,6 +19,9 @@ from control_plane.store import endpoints, prices, tenants, usage
 from control_plane.store.database import Store
 
 _MONTH = 30 * 86_400
+_MOST_REQUESTS = 200_000
+"""Of one endpoint, whose times are looked at to tell idle hours from busy ones."""
+_COST_SECONDS = 30.0
 _LONGEST = 400 * 86_400
 
 
@@ -67,7 +70,7 @@ class MeteringOperations:
         since, until = _period(call)
         until = min(until, call.now)
         wanted = call.query.get("endpoint")
-        async with self._store.read() as session:
+        async with self._store.read(_COST_SECONDS) as session:
             tenant_id, names = await _tenant(session, call)
             books = await prices.list_books(session)
             found = await endpoints.list_endpoints(session, tenant_id=tenant_id)
@@ -90,7 +93,12 @@ class MeteringOperations:
         alive = idle = 0.0
         bill = warmth = 0
         lives = await usage.lives(session, item.id, since, until)
-        work = await usage.work(session, item.id, since, until)
+        work = await usage.work(session, item.id, since, until, _MOST_REQUESTS + 1)
+        if len(work) > _MOST_REQUESTS:
+            raise Unprocessable(
+                f"{item.name} had more than {_MOST_REQUESTS:,} requests in that time: ask for a shorter one",
+                param="since",
+            )
         for start, end, book in _spans(books, since, until):
             part = hours(lives, work, start, end)
             alive, idle = alive + part.alive, idle + part.idle

@@ -74,9 +74,12 @@ def within(source: str | None, networks: Sequence[str]) -> bool:
     return any(address in _network(text) for text in networks)
 
 
-def source_address(peer: str | None, forwarded: str | None, trusted: Sequence[str]) -> str | None:
-    """Where a request came from: `peer`, or what trusted proxies say of it in X-Forwarded-For, read from the right."""
-    hops = [hop.strip() for hop in (forwarded or "").split(",") if hop.strip()]
+def source_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence[str]) -> str | None:
+    """Where a request came from: `peer`, or what trusted proxies say of it in X-Forwarded-For, read from the end.
+
+    `forwarded` are all headers of that name: a client may have sent one of its own before a proxy's.
+    """
+    hops = [hop.strip() for hop in ",".join(forwarded).split(",") if hop.strip()]
     while hops and trusted and within(peer, trusted):
         peer = hops.pop()
     return peer

@@ -181,7 +181,7 @@ class Gateway:
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         headers = request.headers
-        source = source_address(request.remote, headers.get("X-Forwarded-For"), self._trusted_proxies)
+        source = source_address(request.remote, headers.getall("X-Forwarded-For", ()), self._trusted_proxies)
         key = exchange.key = await self._authenticator.check(headers.get("Authorization"), source)
         self._quotas.describe(key, exchange.headers)
         endpoint = None

@@ -118,14 +118,17 @@ async def lives(session: AsyncSession, endpoint_id: str, since: float, until: fl
     return [Life(row.id, row.created_at, row.terminated_at) for row in rows]
 
 
-async def work(session: AsyncSession, endpoint_id: str, since: float, until: float) -> list[tuple[str, float, float]]:
-    """Replica, start and end of each request that an endpoint served in `[since, until)`, by start."""
+async def work(
+    session: AsyncSession, endpoint_id: str, since: float, until: float, limit: int
+) -> list[tuple[str, float, float]]:
+    """Replica, start and end of the first `limit` requests that an endpoint served in `[since, until)`, by start."""
     start = UsageRow.started_at + UsageRow.held_ms / 1000
     end = UsageRow.started_at + UsageRow.duration_ms / 1000
     rows = await session.execute(
         select(UsageRow.replica_id, start, end)
         .where(UsageRow.endpoint_id == endpoint_id, UsageRow.started_at < until, end > since)
         .order_by(start)
+        .limit(limit)
     )
     return [(replica_id or "", float(begin), float(finish)) for replica_id, begin, finish in rows]
 

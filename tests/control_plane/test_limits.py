@@ -120,14 +120,15 @@ def test_a_gateway_alone_never_gives_more_than_the_limit_in_a_window(takes: list
         ("10.0.0.9", "1.2.3.4", "1.2.3.4"),
         ("10.0.0.9", "6.6.6.6, 1.2.3.4, 10.0.0.7", "1.2.3.4"),  # only what our own proxies wrote counts
         ("1.1.1.1", "10.0.0.1", "1.1.1.1"),
-        ("10.0.0.9", None, "10.0.0.9"),
+        ("10.0.0.9", "", "10.0.0.9"),
         ("10.0.0.9", " , ", "10.0.0.9"),
         ("10.0.0.9", "nonsense", "nonsense"),
+        ("10.0.0.9", "6.6.6.6|1.2.3.4", "1.2.3.4"),  # two headers
     ],
 )
-def test_only_trusted_proxies_say_where_a_request_came_from(peer: str, forwarded: str | None, source: str) -> None:
-    assert source_address(peer, forwarded, ["10.0.0.0/8"]) == source
-    assert source_address(peer, forwarded, []) == peer
+def test_only_trusted_proxies_say_where_a_request_came_from(peer: str, forwarded: str, source: str) -> None:
+    assert source_address(peer, forwarded.split("|"), ["10.0.0.0/8"]) == source
+    assert source_address(peer, forwarded.split("|"), []) == peer
 
 
 def test_addresses_within_networks() -> None:

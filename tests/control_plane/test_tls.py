@@ -128,6 +128,30 @@ async def test_files_replaced_on_disk_are_served_and_open_streams_go_on(tmp_path
             writer.close()
 
 
+async def test_no_handshake_fails_while_certificates_are_replaced(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    pairs = [files.make() for _ in range(8)]
+    seen: set[str] = set()
+    async with listening(files.source, tmp_path) as where:
+        done = False
+
+        async def clients() -> None:
+            while not done:
+                seen.add(await served(where, files.ca_file))
+
+        tasks = [asyncio.create_task(clients()) for _ in range(4)]
+        for certificate, key in pairs:
+            serial = files.put(certificate, key)
+
+            async def arrived(serial: str = serial) -> bool:
+                return serial in seen
+
+            await eventually(arrived, "a replaced certificate is served")
+        done = True
+        await asyncio.gather(*tasks)  # raises what any handshake raised
+    assert len(seen) >= len(pairs)
+
+
 @pytest.mark.parametrize("fault", ["mismatched", "truncated", "expired", "future", "certificate first", "gone"])
 async def test_a_bad_pair_keeps_the_old_and_alarms_until_it_is_mended(tmp_path: Path, fault: str) -> None:
     files = Files(tmp_path)
