@@ -16,6 +16,7 @@ from data_plane.text.chat_template import ChatTemplate
 from data_plane.text.grammars import MOST_CALLS
 
 _MOST_VARIABLES = 16
+_OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -35,6 +36,10 @@ def read_variables(fields: Fields) -> dict[str, Any]:
         )
     variables = dict(value or {})
     for name, item in variables.items():
+        if name in _OURS:
+            raise RequestError(
+                f"chat_template_kwargs.{name} is set by the request itself", param="chat_template_kwargs"
+            )
         if not isinstance(item, bool | int | float | str):
             raise RequestError(
                 f"chat_template_kwargs.{name} must be a string, number or boolean", param="chat_template_kwargs"
