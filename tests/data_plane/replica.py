@@ -71,14 +71,13 @@ class Replica:
                 found[name] = float(value)
         return found
 
-    def open_stream(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
-        """A request on a socket of its own, sent and not yet read."""
+    def open_stream(self, body: dict[str, Any], header: str = "") -> socket.socket:
+        """A chat on a socket of its own, sent and not yet read. header: a further line, sent as it is written."""
         connection = socket.create_connection(("127.0.0.1", self.ready["port"]), timeout=PATIENCE)
         content = json.dumps({"model": self.name, "temperature": 0, "stream": True, **body}).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: replica\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-        )
-        connection.sendall(head.encode() + b"\r\n\r\n" + content)
+        lines = ["POST /v1/chat/completions HTTP/1.1", "Host: replica", f"Content-Length: {len(content)}"]
+        lines += [header] if header else []
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
         return connection
 
     def idle(self) -> bool:

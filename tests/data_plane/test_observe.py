@@ -141,7 +141,10 @@ def test_a_request_is_one_span_under_its_gateways(
             "temperature": 0,
             "ignore_eos": True,
         }
-        answer = replica.post(CHAT, body, Traceparent=f"00-{TRACE}-{PARENT}-01").json()
+        usage = replica.chat(CANARY, max_tokens=6, ignore_eos=True)["usage"]
+        Collector.spans.get(timeout=PATIENCE)
+        with replica.open_stream(body, f"TraceParent: 00-{TRACE}-{PARENT}-01") as connection:
+            eventually(lambda: b"[DONE]" in connection.recv(1 << 16))
         span = Collector.spans.get(timeout=PATIENCE)
         gone = replica.open_stream({**body, "max_tokens": 200})
         assert gone.recv(1)
@@ -156,7 +159,7 @@ def test_a_request_is_one_span_under_its_gateways(
     found = attributes(span.attributes)
     assert found["gen_ai.operation.name"] == "chat"
     assert found["gen_ai.request.model"] == "tiny"
-    assert found["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+    assert found["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
     assert found["gen_ai.usage.output_tokens"] == 6
     latencies = ("time_in_queue", "time_to_first_token", "time_in_model_prefill", "time_in_model_decode", "e2e")
     assert all(float(str(found[f"gen_ai.latency.{name}"])) >= 0 for name in latencies)

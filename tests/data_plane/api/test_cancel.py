@@ -12,7 +12,7 @@ import pytest
 
 from tests.data_plane.replica import Replica, eventually, running
 
-LONG = {"messages": [{"role": "user", "content": "Write."}], "max_tokens": 60_000, "ignore_eos": True}
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "Write."}], "max_tokens": 60_000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +52,28 @@ WAYS: dict[str, tuple[dict[str, Any], bool, Callable[[socket.socket], None]]] = 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_that_leaves(way: str, narrow: Replica) -> None:
     fields, reads, leave = WAYS[way]
-    before = narrow.metrics().get("ingle_requests_cancelled_total", 0)
+    before, made = cancelled(narrow), generated(narrow)
     connection = narrow.open_stream({**LONG, **fields})
     if reads:
         read_some(connection)
     eventually(lambda: narrow.health()["running"] > 0)
     leave(connection)
     eventually(narrow.idle)
-    assert narrow.metrics()["ingle_requests_cancelled_total"] == before + 1
+    assert cancelled(narrow) == before + 1
+    assert generated(narrow) - made < LONG["max_tokens"], "it was let run to its end"
+
+
+def cancelled(replica: Replica) -> float:
+    return replica.metrics().get("ingle_requests_cancelled_total", 0)
+
+
+def generated(replica: Replica) -> float:
+    return replica.metrics().get("ingle_tokens_generated_total", 0)
 
 
 def test_clients_that_leave_while_they_queue(narrow: Replica) -> None:
     """Twenty at once, of which eighteen wait: all gone, and the next is served."""
-    before = narrow.metrics().get("ingle_requests_cancelled_total", 0)
+    before = cancelled(narrow)
     connections = [narrow.open_stream(LONG) for _ in range(20)]
     eventually(lambda: narrow.health()["waiting"] == 18)
     assert narrow.health()["running"] == 2
@@ -81,6 +90,8 @@ def test_a_stop_string_ends_the_work_too(narrow: Replica) -> None:
     """The engine knows nothing of stop strings: the front end must tell it."""
     text = narrow.chat("Write.", max_tokens=50, ignore_eos=True)["choices"][0]["message"]["content"]
     stop = next(char for char in text if char != "\ufffd")
+    made = generated(narrow)
     answer = narrow.chat("Write.", **{**LONG, "stop": stop})
     assert answer["choices"][0]["finish_reason"] == "stop"
     eventually(narrow.idle)
+    assert generated(narrow) - made < LONG["max_tokens"]

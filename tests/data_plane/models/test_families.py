@@ -83,6 +83,23 @@ def as_packed(model: Any) -> Any:
     return change
 
 
+def test_configs_of_older_versions(tmp_path: Path) -> None:
+    """rope_theta and rope_scaling at the top, and windows by the layer they begin at."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    windows = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    model = tiny.make("qwen2", rope_parameters={"rope_theta": 500.0, **scaling}, **windows)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"], config["layer_types"]
+    old = {
+        "rope_theta": 500.0,
+        "rope_scaling": {"type": "yarn", **{k: scaling[k] for k in scaling if k != "rope_type"}},
+    }
+    path.write_text(json.dumps({**config, **windows, **old}))
+    check(model, tmp_path, "float32", 1e-4)
+
+
 def test_partial_rotation(tmp_path: Path) -> None:
     """Only a quarter of each head turns: transformers' Llama with frequencies of zero, its rows in another order."""
     model = tiny.make("llama", head_dim=32, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
