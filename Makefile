@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-SEEDS  ?= 500
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
