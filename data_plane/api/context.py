@@ -212,16 +212,27 @@ async def _stream(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
                  "x-request-id": request["id"]}
     )  # fmt: skip
+
+    def metered() -> bytes:
+        """What the gateway's meter reads, and takes out."""
+        if not request.headers.get("x-ingle-usage"):
+            return b""
+        return b": usage " + dump(_meter(total_usage(prompts))).encode() + b"\n\n"
+
     started = False
     try:
         async for delta in deltas:
             frames = reply.chunks(delta)
+            data = b""
             if not started:
                 await response.prepare(request)
                 started = True
                 frames = [*reply.opening(), *frames]
-            if frames:
-                await response.write(b"".join(map(reply.frame, frames)))
+                # the prompt is known from the start: a stream that is cut can still be metered
+                data = metered()
+            data += b"".join(map(reply.frame, frames))
+            if data:
+                await response.write(data)
     except RequestError as failure:
         if not started:
             raise
@@ -230,9 +241,7 @@ async def _stream(
         return response
     usage = total_usage(prompts)
     tail = b"".join(map(reply.frame, reply.closing(usage)))
-    if request.headers.get("x-ingle-usage"):
-        tail += b": usage " + dump(_meter(usage)).encode() + b"\n\n"
-    await response.write(tail + reply.done)
+    await response.write(tail + metered() + reply.done)
     await response.write_eof()
     return response
 

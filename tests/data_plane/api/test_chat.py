@@ -53,7 +53,9 @@ def test_a_stream_by_the_letter(demo: Replica) -> None:
     assert last["usage"]["completion_tokens"] == 12
     cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
     meter = {"prompt_tokens": last["usage"]["prompt_tokens"], "completion_tokens": 12, "cached_tokens": cached}
-    assert stream.comments == [": usage " + json.dumps(meter, separators=(",", ":"))]
+    begun = {**meter, "completion_tokens": 1}
+    wanted = [": usage " + json.dumps(each, separators=(",", ":")) for each in (begun, meter)]
+    assert stream.comments == wanted
     bare = demo.stream(CHAT, chat_body("Count to five.", max_tokens=12))
     assert bare.comments == []
     assert not any("usage" in frame for frame in bare.frames)
