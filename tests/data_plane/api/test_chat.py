@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.data_plane.replica import Replica, Stream
+from tests.data_plane import tiny
+from tests.data_plane.replica import PATIENCE, Replica, Stream, eventually, running
+from tests.data_plane.text.tokenizers_made import sentencepiece_fields
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ALPHABET = "Write the English alphabet in capitals, no spaces."
@@ -218,6 +223,39 @@ def test_unfinished_characters_are_never_sent(small: Replica) -> None:
     raw = b"".join(bytes(entry["bytes"]) for entry in chat["choices"][0]["logprobs"]["content"])
     assert said(chat) == codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
     assert "\ufffd" in said(chat)
+
+
+def test_a_llama_tokenizers_spaces(tmp_path: Path) -> None:
+    """Its words carry the space before them: a completion keeps it, a message does not begin with one."""
+    fields = sentencepiece_fields() | {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    tokens = fields["tokenizer.ggml.tokens"]
+    model = tiny.make("llama", vocab_size=len(tokens))
+    tiny.write_gguf(model, tmp_path / "model.gguf", **{key.replace(".", "__"): value for key, value in fields.items()})
+    force = {str(tokens.index("▁the")): 100}
+    with running(tmp_path / "model.gguf", tmp_path / "log", "--name", "spm") as replica:
+        assert said(replica.complete("over", max_tokens=2, logit_bias=force)) == " the the"
+        assert said(replica.complete("over", max_tokens=2, logit_bias=force, echo=True)) == "over the the"
+        assert said(replica.chat("over", max_tokens=2, logit_bias=force)) == "the the"
+
+
+async def test_64_at_once(demo: Replica) -> None:
+    """Eight prompts at eight lengths each, together: every reply is whole, and a shorter one begins the longer."""
+    prompts = [f"Tell me about the number {number}." for number in range(8)]
+    lengths = [1, 2, 3, 5, 9, 17, 33, 40]
+
+    async def ask(client: httpx.AsyncClient, prompt: str, length: int) -> dict[str, Any]:
+        body = {"model": "demo", "temperature": 0, "ignore_eos": True, **chat_body(prompt, max_tokens=length)}
+        answer: dict[str, Any] = (await client.post(CHAT, json=body)).json()
+        return answer
+
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(base_url=demo.client.base_url, timeout=PATIENCE, limits=limits) as client:
+        asked = [(prompt, length) for length in lengths for prompt in prompts]
+        answers = dict(zip(asked, await asyncio.gather(*(ask(client, *one) for one in asked)), strict=True))
+    for (prompt, length), answer in answers.items():
+        assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (length, "length")
+        assert said(answers[prompt, 40]).startswith(said(answer))
+    eventually(demo.idle)
 
 
 def test_models(demo: Replica) -> None:
