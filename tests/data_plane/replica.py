@@ -136,11 +136,16 @@ def strict(text: str | bytes) -> Any:
 @contextlib.contextmanager
 def running(model: Path | str, log: Path, *flags: str, **environment: str) -> Iterator[Replica]:
     process = start(model, log, *flags, **environment)
-    assert process.stdout is not None
-    line = within(process.stdout.readline)
-    assert line, log.read_text()
-    ready = json.loads(line)
-    assert ready["event"] == "ready", ready
+    try:
+        assert process.stdout is not None
+        line = within(process.stdout.readline)
+        assert line, log.read_text()
+        ready = json.loads(line)
+        assert ready["event"] == "ready", ready
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
     replica = Replica(process, ready, log)
     try:
         yield replica

@@ -147,20 +147,25 @@ def test_two_that_want_one_port_at_once(model: Path, tmp_path: Path) -> None:
         finder.bind(("127.0.0.1", 0))
         port = str(finder.getsockname()[1])
     processes = [start(model, tmp_path / f"log{place}", "--port", port) for place in range(2)]
-    lines = []
-    for process in processes:
-        assert process.stdout is not None
-        lines.append(json.loads(within(process.stdout.readline)))
-    assert sorted(line["event"] for line in lines) == ["failed", "ready"]
-    for process, line in zip(processes, lines, strict=True):
-        if line["event"] == "ready":
-            process.terminate()
-        else:
-            assert line["code"] == "port_in_use"
-        assert process.wait(PATIENCE) == (0 if line["event"] == "ready" else 1)
-        assert process.stdout is not None
-        process.stdout.close()
+    try:
+        lines = [json.loads(first_line(process)) for process in processes]
+        assert sorted(line["event"] for line in lines) == ["failed", "ready"]
+        for process, line in zip(processes, lines, strict=True):
+            if line["event"] == "ready":
+                process.terminate()
+            else:
+                assert line["code"] == "port_in_use"
+            assert process.wait(PATIENCE) == (0 if line["event"] == "ready" else 1)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     assert "Traceback" not in (tmp_path / "log0").read_text() + (tmp_path / "log1").read_text()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return within(process.stdout.readline)
 
 
 def test_the_ready_line(model: Path, tmp_path: Path) -> None:
