@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from data_plane.api.pipeline import Delta, Prompt, Reading, generate
@@ -252,7 +252,7 @@ def header_bytes(value: str) -> bytes:
 
 
 def dump(body: Any) -> str:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return msgspec.json.encode(body).decode()
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
