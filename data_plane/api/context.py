@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -103,22 +104,23 @@ class Replica:
             )  # fmt: skip
 
 
-class Reply:
+class Reply(ABC):
     """How one route writes: the same deltas become a plain body or the frames of a stream."""
 
     operation = "chat"
     done = b"data: [DONE]\n\n"
 
+    @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
         """Frames before the first delta."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """Frames that tell of a delta; may be none."""
 
+    @abstractmethod
     def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
         """Frames after the last delta."""
-        raise NotImplementedError
 
     def failure(self, error: RequestError) -> dict[str, Any]:
         """The frame that ends a stream which failed after it began."""
@@ -127,8 +129,9 @@ class Reply:
     def frame(self, body: dict[str, Any]) -> bytes:
         return b"data: " + dump(body).encode() + b"\n\n"
 
+    @abstractmethod
     def body(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        """The plain reply."""
 
 
 async def respond(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kernels.cpu import Decoder, DecoderShape, LayerWeights, PackedMatrix, pack
-from kernels.cpu.build import FLAGS, CompilerMissing, compile_library, load_library
+from kernels.cpu.build import FLAGS, CompilerMissing, compile_library, library, load_library
 from kernels.errors import InvalidInput
 
 BLOCK, TOKENS, VOCABULARY = 16, 75, 203
@@ -139,10 +139,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_no_compiler_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kernels.cpu import build
-
     monkeypatch.setenv("INGLE_CC", "none")
     with pytest.raises(CompilerMissing, match="no C compiler"):
-        build.library.__wrapped__()
+        library.__wrapped__()
     with pytest.raises(CompilerMissing, match="could not compile"):
         compile_library("/bin/false", tmp_path / "x.so")
