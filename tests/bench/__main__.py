@@ -1,7 +1,7 @@
 """`make bench`: the engine beside the peers that are installed, same machine, same run, same prompts.
 
-Tokens are counted at the client. Each figure is the median of --runs; servers take turns, so that what else the machine
-does falls on all of them.
+Tokens are counted at the client. Each figure is the median of --runs. One server is measured after the other, so
+what else the machine does meanwhile falls on one of them: compare on a quiet machine.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ENVIRONMENTS = Path(__file__).parents[2] / ".bench"
 
-# llama.cpp built for the machine's own AMX crashed while decoding; with the named instruction sets it ran
+# named instruction sets: a native build with AMX was reported to crash while decoding
 LLAMA_BUILD = "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON -DGGML_AVX2=ON"
 
 
