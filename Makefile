@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-peers clients clean
+.PHONY: help setup demo up test check format bench bench-gateway bench-peers clients clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,10 @@ format: $(VENV)/.dev  ## format and fix what can be fixed
 
 bench: setup $(VENV)/.dev  ## the benchmarks, beside the peers that are installed
 	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m tests.bench.gateway
+
+bench-gateway: setup $(VENV)/.dev  ## what the gateway adds, beside a bare proxy and, if installed, LiteLLM's
+	@$(BIN)/python -m tests.bench.gateway $(ARGS)
 
 bench-peers: $(VENV)/.engine  ## install the peers into environments of their own, then run the benchmarks
 	@$(PYTHON) -m tests.bench.install

@@ -175,7 +175,9 @@ def _serve(settings: Settings, role: Role, regions: list[str], ready: Any) -> No
 
 
 def _run(work: Any) -> None:
-    asyncio.run(work)
+    import uvloop
+
+    uvloop.run(work)
 
 
 def _make_demo(settings: Settings) -> None:

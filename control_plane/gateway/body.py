@@ -65,12 +65,16 @@ async def read_body(request: web.BaseRequest, limit: int, silence: float, take: 
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     body = bytearray()
+    content = request.content
     while True:
-        try:
-            async with asyncio.timeout(silence):
-                chunk = await request.content.readany()
-        except TimeoutError:
-            raise RequestTimeout(f"the request's body stopped coming for {silence:g} s") from None
+        if content.is_eof():  # most bodies come with their headers: there is nothing to wait for
+            chunk = content.read_nowait()
+        else:
+            try:
+                async with asyncio.timeout(silence):
+                    chunk = await content.readany()
+            except TimeoutError:
+                raise RequestTimeout(f"the request's body stopped coming for {silence:g} s") from None
         if not chunk:
             return bytes(body)
         take(len(chunk))

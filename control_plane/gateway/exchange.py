@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from dataclasses import dataclass, field
 
@@ -14,6 +15,12 @@ from control_plane.gateway.snapshot import Key, Route
 from control_plane.gateway.sse import Usage
 from control_plane.observe.tracing import ServerSpan
 
+_random = random.Random(os.urandom(32))  # noqa: S311  # ids are to differ, not to be secret
+
+
+def new_request_id() -> str:
+    return f"req_{_random.getrandbits(96):024x}"
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -21,7 +28,7 @@ class Exchange:
 
     path: str
     span: ServerSpan
-    request_id: str = field(default_factory=lambda: f"req_{os.urandom(12).hex()}")
+    request_id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
     override_model: bool = False

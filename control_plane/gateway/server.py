@@ -53,6 +53,7 @@ _BEAT_SECONDS = 5.0
 _IDLE_SECONDS = 75.0
 _BYTES_PER_TOKEN = 4
 _FIRST_GUESS = 256
+_DESCRIBED = "x-ratelimit-limit-requests"
 _LEARN = 0.1
 """How much of the usual length of an endpoint's replies one more reply is."""
 
@@ -167,6 +168,7 @@ class Gateway:
         except IngleError as error:
             exchange.status, exchange.error = error.status, error.code
             metrics.refusals.labels(self.region, error.code).inc()
+            self._describe_limits(exchange)
             return error_reply(error, exchange)
         except (asyncio.CancelledError, ConnectionError):
             exchange.outcome, exchange.error, exchange.status = "cancelled", "client_closed", 499
@@ -175,6 +177,7 @@ class Gateway:
             exchange.status, exchange.error = 500, "internal_error"
             metrics.refusals.labels(self.region, "internal_error").inc()
             event("gateway.fault", level=logging.ERROR, request=exchange.request_id, error=error)
+            self._describe_limits(exchange)
             return error_reply(IngleError("the gateway failed to serve this request"), exchange)
         finally:
             self._settle(exchange)
@@ -183,7 +186,6 @@ class Gateway:
         headers = request.headers
         source = source_address(request.remote, headers.getall("X-Forwarded-For", ()), self._trusted_proxies)
         key = exchange.key = await self._authenticator.check(headers.get("Authorization"), source)
-        self._quotas.describe(key, exchange.headers)
         endpoint = None
         if exchange.path.startswith("/e/"):
             endpoint, _, rest = exchange.path[3:].partition("/")
@@ -191,6 +193,7 @@ class Gateway:
         if exchange.path == _MODELS or exchange.path.startswith(f"{_MODELS}/"):
             _require_method(request, exchange, "GET")
             _require_route(key, _MODELS)
+            self._describe_limits(exchange)
             return await self._models(key, exchange, endpoint)
         if exchange.path not in _POSTED:
             raise NotFound(f"Unknown request URL: {request.method} {request.path}", code="unknown_url")
@@ -210,6 +213,11 @@ class Gateway:
                 await self._reserve(exchange, key, route, len(body), head or NO_HEAD)
                 with self._demand.in_flight(route, exchange):
                     return await self._proxy.forward(request, exchange, route, key, body, wait)
+
+    def _describe_limits(self, exchange: Exchange) -> None:
+        """For a reply that nothing was reserved for."""
+        if exchange.key is not None and exchange.reservation is None and _DESCRIBED not in exchange.headers:
+            self._quotas.describe(exchange.key, exchange.headers)
 
     def _bounds(self, key: Key, route: Route) -> list[Bound]:
         tenant = self.keeper.current.tenants.get(key.tenant_id, UNLIMITED)

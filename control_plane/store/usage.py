@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Select, delete, func, select, update
@@ -21,6 +22,8 @@ _SUMS = (
     "requests", "prompt_tokens", "completion_tokens", "cached_tokens", "wasted_tokens", "cost_nano", "duration_ms",
     "ttft_ms", "streams",
 )  # fmt: skip
+_EVENT = tuple(field.name for field in fields(UsageEvent))
+_values_of = attrgetter(*_EVENT)
 
 
 async def add_usage(session: AsyncSession, events: Sequence[UsageEvent]) -> None:
@@ -29,7 +32,8 @@ async def add_usage(session: AsyncSession, events: Sequence[UsageEvent]) -> None
         return
     statement = insert_into(session, UsageRow).on_conflict_do_nothing(index_elements=["request_id"])
     by_id = {event.request_id: event for event in events}
-    new = await session.scalars(statement.returning(UsageRow.request_id), [asdict(event) for event in by_id.values()])
+    rows = [dict(zip(_EVENT, _values_of(event), strict=True)) for event in by_id.values()]
+    new = await session.scalars(statement.returning(UsageRow.request_id), rows)
     hours: dict[tuple[Any, ...], dict[str, Any]] = {}
     for request_id in new:
         _add(hours, by_id[request_id])

