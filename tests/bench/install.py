@@ -1,4 +1,4 @@
-"""`make bench-peers`: llama.cpp's, vLLM's and LiteLLM's servers, each in a virtual environment of its own under .bench/."""
+"""`make bench-peers`: llama.cpp's, vLLM's and LiteLLM's servers, each in an environment of its own under .bench/."""
 
 from __future__ import annotations
 
