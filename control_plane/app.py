@@ -42,6 +42,7 @@ from control_plane.reconciler.stop import end_all
 from control_plane.security.acme import AcmeClient
 from control_plane.security.audit import AuditSigner
 from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
+from control_plane.security.mesh import PLAIN, Link, Mesh
 from control_plane.security.secret import Secret, load_secret
 from control_plane.security.sources import AcmeSource, AuthoritySource, CertificateSource, FilesSource
 from control_plane.store.database import Store
@@ -68,6 +69,12 @@ class Platform:
     authority: CertificateAuthority
     tracing: Tracing
     provider: LocalProvider
+    mesh: Mesh | None
+
+    @property
+    def link(self) -> Link:
+        """How replicas are reached."""
+        return self.mesh.link if self.mesh else PLAIN
 
     def providers(self) -> dict[str, Provider]:
         """By region."""
@@ -95,6 +102,8 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
         if not without_store:
             raise
         event("store_unavailable", level=logging.WARNING, reason=error.message)
+    authority = CertificateAuthority(settings.home, settings.certificate_days)
+    mesh = Mesh(authority, settings.replica_certificate_seconds) if settings.replica_tls else None
     provider = LocalProvider(
         settings.home,
         secret,
@@ -102,14 +111,16 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
         command=settings.replica_command,
         terminate_grace=settings.timing.terminate_grace,
         log_bytes=settings.replica_log_bytes,
+        mesh=mesh,
     )
     return Platform(
         settings=settings,
         secret=secret,
         store=Store(settings.store_url),
-        authority=CertificateAuthority(settings.home, settings.certificate_days),
+        authority=authority,
         tracing=Tracing("ingle"),
         provider=provider,
+        mesh=mesh,
     )
 
 
@@ -133,7 +144,7 @@ async def serve(
         platform = await open_platform(settings, migrate=migrate, without_store=set(roles) == {Role.GATEWAY})
         stack.push_async_callback(platform.store.close)
         stack.callback(platform.tracing.close)
-        loops: list[Loop] = []
+        loops: list[Loop] = [platform.mesh.run] if platform.mesh else []
         gateway_urls = {}
         if Role.CONTROLLER in roles and end_replicas:
             grace = settings.timing.terminate_grace + settings.timing.stop_grace
@@ -162,7 +173,7 @@ async def serve(
 
 def _controller(platform: Platform) -> list[Loop]:
     timing = platform.settings.timing
-    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner_name())
+    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner_name(), link=platform.link)
     return [reconciler.run, Autoscaler(platform.store, timing).run]
 
 
@@ -179,6 +190,7 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
         limits=settings.limits,
         timing=settings.timing,
         trusted_proxies=settings.trusted_proxies,
+        link=platform.link,
     )
     stack.push_async_callback(gateway.close)
     await gateway.keeper.start()

@@ -151,6 +151,10 @@ class Settings(_Section):
     certificate_days: int = Field(90, ge=1, le=825)
     trusted_proxies: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
     """Networks whose X-Forwarded-For is believed: the load balancers before the gateways."""
+    replica_tls: bool = False
+    """Whether replicas are reached by mutual TLS. On one machine their token and the loopback interface do without."""
+    replica_certificate_seconds: Seconds = 86_400.0
+    """Lifetime of the certificates that gateways, controllers and replicas show one another."""
     limits: Limits = Limits()
     timing: Timing = Timing()
 

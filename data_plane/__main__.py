@@ -77,6 +77,10 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--max-body", type=int, default=8 << 20, help="bytes of a request body at most")
     serve.add_argument("--liveness", type=float, default=10.0, help="seconds without a step until /health fails")
     serve.add_argument("--drain", type=float, default=30.0, help="seconds that SIGTERM waits for open requests")
+    serve.add_argument(
+        "--tls-pair", default="", help="PEM file, certificate chain then key: HTTPS for known callers only"
+    )
+    serve.add_argument("--tls-authority", default="", help="PEM file, what callers' certificates are checked against")
     serve.set_defaults(run=_serve)
 
 
@@ -102,6 +106,8 @@ def _serve(options: argparse.Namespace) -> int:
         max_body_bytes=options.max_body,
         liveness_s=options.liveness,
         drain_s=options.drain,
+        tls_pair=options.tls_pair,
+        tls_authority=options.tls_authority,
     ).validate()
     from data_plane.api.server import serve
 

@@ -63,6 +63,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     liveness_s: float = 10.0
     drain_s: float = 30.0
     start_s: float = 600.0
+    tls_pair: str = ""
+    tls_authority: str = ""
 
     def validate(self) -> ServeConfig:
         if not 0 <= self.port <= 65535:
@@ -73,5 +75,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument(f"--drain must be between 0 and 86400 seconds, not {self.drain_s}")
         if not 1024 <= self.max_body_bytes <= 1 << 30:
             raise InvalidArgument(f"--max-body must be between 1024 and {1 << 30} bytes, not {self.max_body_bytes}")
+        if bool(self.tls_pair) != bool(self.tls_authority):
+            raise InvalidArgument("--tls-pair and --tls-authority: both or neither")
         self.engine.validate()
         return self

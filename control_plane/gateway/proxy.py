@@ -18,6 +18,7 @@ from control_plane.gateway.router import Target
 from control_plane.gateway.snapshot import Key, Route
 from control_plane.gateway.sse import EventRelay, error_frame, parse_usage
 from control_plane.observe import metrics
+from control_plane.security.mesh import PLAIN, Link
 
 _MAX_REPLY = 64 * 1024 * 1024
 _KEEP_ALIVE = 15.0  # less than any replica's, so that a pooled connection is never one that just closed
@@ -70,7 +71,9 @@ class Proxy:
         *,
         note: Callable[[Exchange], None],
         require_still: Callable[[Key], None],
+        link: Link = PLAIN,
     ) -> None:
+        self._link = link
         self._activator = activator
         self._note = note
         self._require_still = require_still
@@ -194,7 +197,11 @@ class Proxy:
         headers = self._headers(request, exchange, target, key)
         try:
             upstream = await self._session.post(
-                target.url(exchange.path), data=body, headers=headers, allow_redirects=False
+                target.url(exchange.path, self._link.scheme),
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                **self._link.options(target.id),
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _NotSent from error

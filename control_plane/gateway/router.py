@@ -42,11 +42,11 @@ class Target:
     out_until: float = 0.0
     _urls: dict[str, URL] = field(default_factory=dict, repr=False)
 
-    def url(self, path: str) -> URL:
+    def url(self, path: str, scheme: str = "http") -> URL:
         """`path` comes from the gateway's fixed list of routes, so that this cache is bounded."""
         url = self._urls.get(path)
         if url is None:
-            url = self._urls[path] = URL(f"http://{self.address}{path}", encoded=True)
+            url = self._urls[path] = URL(f"{scheme}://{self.address}{path}", encoded=True)
         return url
 
     def has_room(self, now: float) -> bool:

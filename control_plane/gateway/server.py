@@ -43,6 +43,7 @@ from control_plane.metering.prices import PriceBook, in_force
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
+from control_plane.security.mesh import PLAIN, Link
 from control_plane.security.secret import Secret
 from control_plane.store import traffic
 from control_plane.store.database import Store
@@ -73,6 +74,7 @@ class Gateway:
         limits: Limits,
         timing: Timing,
         trusted_proxies: Sequence[str] = (),
+        link: Link = PLAIN,
         clock: Callable[[], float] = time.time,
     ) -> None:
         folder = home / "gateway"
@@ -119,6 +121,7 @@ class Gateway:
             secret.cache_salt,
             note=self._note,
             require_still=self._authenticator.require_still,
+            link=link,
         )
         self._meter = Meter(store, folder, region, interval=timing.usage_flush, max_bytes=limits.max_spool_bytes)
 

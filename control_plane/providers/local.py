@@ -1,7 +1,8 @@
 """The local provider: a replica is a session of processes on this machine.
 
 All that is known of a replica is in `HOME/replicas/<id>/`, so that a control plane which starts anew finds it again:
-`spec.json`, `process.json` (pid and start time), `stdout.log`, `stderr.log`, `terminating` (since when) and `ended`.
+`spec.json`, `process.json` (pid and start time), `stdout.log`, `stderr.log`, `terminating` (since when) and `ended`;
+`tls.pem` where replicas are reached by mutual TLS.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.processes import marked, send, start_time
 from control_plane.security.files import private_folder, write_private
+from control_plane.security.mesh import PLAIN, Mesh
 from control_plane.security.secret import Secret
 
 MARK = "INGLE_REPLICA"
+_HOST = "127.0.0.1"
+_PAIR = "tls.pem"
 _KEPT_FOLDERS = 20
 _FIRST_OUTPUT = 64 * 1024
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -49,6 +53,7 @@ class LocalProvider:
         command: Sequence[str],
         terminate_grace: float,
         log_bytes: int,
+        mesh: Mesh | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = private_folder(home / "replicas")
@@ -57,6 +62,8 @@ class LocalProvider:
         self._command = tuple(command)
         self._grace = terminate_grace
         self._log_bytes = log_bytes
+        self._mesh = mesh
+        self._link = mesh.link if mesh else PLAIN
         self._clock = clock
         self._kinds = ("cpu", "cuda") if Path("/dev/nvidiactl").exists() else ("cpu",)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -95,7 +102,9 @@ class LocalProvider:
         try:
             async with (
                 aiohttp.ClientSession(timeout=_HTTP_TIMEOUT) as session,
-                session.post(f"http://{description.address}/drain", headers=headers) as response,
+                session.post(
+                    self._link.url(description.address, "/drain"), headers=headers, **self._link.options(replica_id)
+                ) as response,
             ):
                 if response.status >= 400:
                     raise ProviderError(f"drain was answered with {response.status}", code="drain_failed")
@@ -125,6 +134,7 @@ class LocalProvider:
                 self._write_process(folder, min(survivors))
                 return
             write_private(folder / "spec.json", json.dumps(asdict(spec)).encode())
+            self._equip(spec.replica_id)
             with open(folder / "stdout.log", "ab") as out, open(folder / "stderr.log", "ab") as err:
                 child = subprocess.Popen(
                     self._arguments(spec),
@@ -137,10 +147,17 @@ class LocalProvider:
             self._children[spec.replica_id] = child
             self._write_process(folder, child.pid)
 
+    def _equip(self, replica_id: str) -> None:
+        if self._mesh is not None:
+            self._mesh.equip(replica_id, _HOST, self._root / replica_id / _PAIR)
+
     def _arguments(self, spec: ReplicaSpec) -> list[str]:
         device = ["--device", spec.gpu] if spec.gpu else []
-        where = ["--host", "127.0.0.1", "--port", "0", "--name", spec.endpoint_name]
-        return [*self._command, spec.model, *where, *device, *spec.engine_args]
+        where = ["--host", _HOST, "--port", "0", "--name", spec.endpoint_name]
+        tls = []
+        if self._mesh is not None:
+            tls = ["--tls-pair", str(self._root / spec.replica_id / _PAIR), "--tls-authority", str(self._mesh.ca_file)]
+        return [*self._command, spec.model, *where, *tls, *device, *spec.engine_args]
 
     def _environment(self, spec: ReplicaSpec) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
@@ -178,6 +195,7 @@ class LocalProvider:
         if said.get("event") != "ready":
             return Description(Phase.STARTING)
         self._bound_logs(folder)
+        self._equip(replica_id)
         phases = said.get("phases")
         return Description(
             Phase.RUNNING,
@@ -225,6 +243,8 @@ class LocalProvider:
         if not alive:
             write_private(folder / "ended", b"")
             self._children.pop(replica_id, None)
+            if self._mesh is not None:
+                self._mesh.forget(folder / _PAIR)
             self._forget_old()
             return
         leader_lives = process is not None and process["pid"] in alive

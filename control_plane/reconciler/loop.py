@@ -39,6 +39,7 @@ from control_plane.reconciler.plan import (
     wanted_replicas,
 )
 from control_plane.reconciler.probe import Prober
+from control_plane.security.mesh import PLAIN, Link
 from control_plane.store import endpoints as endpoint_store
 from control_plane.store import leases, replicas
 from control_plane.store.database import Store
@@ -62,6 +63,7 @@ class Reconciler:
         timing: Timing,
         *,
         owner: str,
+        link: Link = PLAIN,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -69,6 +71,7 @@ class Reconciler:
         self._providers = providers
         self._timing = timing
         self._owner = owner
+        self._link = link
         self._clock = clock
         self._jitter = jitter
         self._policy = Policy(
@@ -88,7 +91,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Until cancelled; then its leases are free."""
-        prober = Prober(self._timing.probe_timeout)
+        prober = Prober(self._timing.probe_timeout, self._link)
         try:
             await self._inherit()
             while True:
@@ -175,7 +178,7 @@ class Reconciler:
             return Seen(description)
         if replica.state is ReplicaState.TERMINATING:
             return Seen(description)
-        health = await prober.ask(description.address)
+        health = await prober.ask(replica.id, description.address)
         return Seen(description, health.healthy, health.busy)
 
     async def _write(

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from control_plane.domain import Address
+from control_plane.security.mesh import PLAIN, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,17 @@ class Health:
 class Prober:
     """Keeps connections to replicas; `timeout` bounds each question, in seconds."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, link: Link = PLAIN) -> None:
+        self._link = link
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=timeout), connector=aiohttp.TCPConnector(limit=64)
         )
 
-    async def ask(self, address: Address) -> Health:
+    async def ask(self, replica_id: str, address: Address) -> Health:
         try:
-            async with self._session.get(f"http://{address}/health") as response:
+            async with self._session.get(
+                self._link.url(address, "/health"), **self._link.options(replica_id)
+            ) as response:
                 body = await response.json(content_type=None)
                 return Health(response.status == 200, _busy(body))
         except (aiohttp.ClientError, TimeoutError, ValueError):

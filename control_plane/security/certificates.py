@@ -28,6 +28,7 @@ from control_plane.security.files import private_folder, write_private
 
 CA = "ca"
 CA_DAYS = 3650
+DAY_SECONDS = 86_400.0
 RENEW_AT_SHARE = 2 / 3
 """Renewed once this share of its lifetime is over."""
 
@@ -154,23 +155,36 @@ class CertificateAuthority:
             self._publish(_pem(own) + self.ca_file.read_bytes())
         return own, along, key
 
+    def issue(
+        self, subject: str, names: Sequence[str], *, usage: x509.ObjectIdentifier, lifetime: float, now: float
+    ) -> bytes:
+        """A chain and its key as PEM, kept nowhere. `lifetime` is in seconds, `usage` what it is good for."""
+        with self._locked():
+            return self._sign(subject, names, usage, lifetime, now)
+
     def _issue(self, name: str, names: Sequence[str], now: float) -> Certificate:
+        lifetime = self.days * DAY_SECONDS
+        pem = self._sign(f"ingle {name}", names, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, now)
+        write_private(self._path(name), pem)
+        return self.show(name)
+
+    def _sign(
+        self, subject: str, names: Sequence[str], usage: x509.ObjectIdentifier, lifetime: float, now: float
+    ) -> bytes:
         ca, along, ca_key = self._authority()
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ingle {name}")])
+        own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
         certificate = (
-            _builder(subject, ca.subject, key, datetime.fromtimestamp(now, UTC), self.days)
+            _builder(own, ca.subject, key, datetime.fromtimestamp(now, UTC), timedelta(seconds=lifetime))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(sign_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(x509.SubjectAlternativeName([_general_name(item) for item in names]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
             .sign(ca_key, hashes.SHA256())
         )
-        chain = b"".join(_pem(item) for item in (certificate, *along))
-        write_private(self._path(name), chain + _key_pem(key))
-        return self.show(name)
+        return b"".join(_pem(item) for item in (certificate, *along)) + _key_pem(key)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -194,7 +208,9 @@ def _authority_certificate(
         days = max(1, (issuer.not_valid_after_utc - datetime.fromtimestamp(now, UTC)).days)
     signer = issuer_key or key
     return (
-        _builder(subject, issuer.subject if issuer else subject, key, datetime.fromtimestamp(now, UTC), days)
+        _builder(
+            subject, issuer.subject if issuer else subject, key, datetime.fromtimestamp(now, UTC), timedelta(days=days)
+        )
         # One authority below it: its successor.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0 if issuer else 1), critical=True)
         .add_extension(_key_usage(sign_certificates=True), critical=True)
@@ -205,7 +221,7 @@ def _authority_certificate(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, life: timedelta
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -214,7 +230,7 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATE)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + life)
     )
 
 

@@ -23,6 +23,7 @@ from data_plane.api.completions import completions
 from data_plane.api.context import REPLICA, Handler, Replica, header_bytes
 from data_plane.api.embeddings import embeddings
 from data_plane.api.responses import create_response
+from data_plane.api.tls import PeerTls
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient, start_process
 from data_plane.errors import DataPlaneError, EngineDied, InvalidArgument, PortInUse, RequestError, StartError
@@ -92,7 +93,9 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     replica = Replica(config, engine, ready, tokenizer, template, telemetry, token)
     runner = web.AppRunner(make_app(replica), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.SockSite(runner, listener, backlog=1024)
+    tls = PeerTls(Path(config.tls_pair), Path(config.tls_authority)) if config.tls_pair else None
+    watching = asyncio.create_task(tls.watch()) if tls else None
+    site = web.SockSite(runner, listener, backlog=1024, ssl_context=tls.context if tls else None)
     try:
         await site.start()
     except OSError as error:  # another took the port after we had bound it: two may bind, one may listen
@@ -106,6 +109,8 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     # the engine first: streams that are still open end with an error instead of a cut
     await engine.stop()
     await runner.cleanup()
+    if watching is not None:
+        watching.cancel()
     telemetry.shutdown()
     return code
 

@@ -16,9 +16,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
+from data_plane.api.tls import PeerTls
 
 
 def say(**entry: Any) -> None:
@@ -158,13 +161,20 @@ async def main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, flags["--host"], int(flags["--port"]), shutdown_timeout=5)
+    tls = None
+    if "--tls-pair" in flags:
+        tls = PeerTls(Path(flags["--tls-pair"]), Path(flags["--tls-authority"]), look_s=0.1)
+        watching = asyncio.create_task(tls.watch())
+    context = tls.context if tls else None
+    site = web.TCPSite(runner, flags["--host"], int(flags["--port"]), shutdown_timeout=5, ssl_context=context)
     await site.start()
     port = runner.addresses[0][1]
     startup = round((time.monotonic() - began) * 1000, 1)
     say(event="ready", host=flags["--host"], port=port, startup_ms=startup, phases={"load": startup})
     await stop.wait()
     await runner.cleanup()
+    if tls is not None:
+        watching.cancel()
     return 0
 
 
