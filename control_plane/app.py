@@ -41,7 +41,10 @@ from control_plane.reconciler.loop import Reconciler, owner_name
 from control_plane.reconciler.stop import end_all
 from control_plane.security.acme import AcmeClient
 from control_plane.security.audit import AuditSigner
+from control_plane.security.aws import aws_client
 from control_plane.security.certificates import LOCAL_NAMES, CertificateAuthority
+from control_plane.security.challenges import FileSolver, Route53Solver, Solver
+from control_plane.security.keyring import Keyring, open_keyring
 from control_plane.security.mesh import PLAIN, Link, Mesh
 from control_plane.security.secret import Secret, load_secret
 from control_plane.security.sources import AcmeSource, AuthoritySource, CertificateSource, FilesSource
@@ -95,14 +98,15 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
 
     `without_store` lets it open while the database is away.
     """
-    secret = load_secret(settings.home)
+    keyring = keyring_of(settings)
+    secret = load_secret(settings.home, keyring)
     try:
         await asyncio.to_thread(upgrade_schema if migrate else require_schema, settings.store_url)
     except StoreUnavailable as error:
         if not without_store:
             raise
         event("store_unavailable", level=logging.WARNING, reason=error.message)
-    authority = CertificateAuthority(settings.home, settings.certificate_days)
+    authority = CertificateAuthority(settings.home, settings.certificate_days, keyring)
     mesh = Mesh(authority, settings.replica_certificate_seconds) if settings.replica_tls else None
     provider = LocalProvider(
         settings.home,
@@ -122,6 +126,13 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
         provider=provider,
         mesh=mesh,
     )
+
+
+def keyring_of(settings: Settings) -> Keyring:
+    """What secrets at rest are sealed by. Raises ConfigError where boto3 is wanted and missing."""
+    found = settings.keyring
+    client = aws_client("kms", found.aws_region, found.endpoint_url) if found.kms_key else None
+    return open_keyring(settings.home, kms_key=found.kms_key, kms_client=client, file=found.file)
 
 
 async def serve(
@@ -222,13 +233,20 @@ async def _acme(
 ) -> AcmeSource:
     folder = platform.authority.folder / "acme"
 
-    def client() -> AcmeClient:
-        return AcmeClient(acme.directory, folder, email=acme.email, ca_file=acme.ca_file)
+    keyring = platform.authority.keyring
+    solver: Solver
+    if acme.challenge == "dns-01":
+        solver = Route53Solver(aws_client("route53", acme.aws_region, acme.endpoint_url), acme.zone)
+    else:
+        solver = FileSolver(folder / "challenges")
+        responder = ChallengeResponder(solver.folder, Address.parse(acme.http))
+        await responder.start()
+        stack.push_async_callback(responder.close)
 
-    responder = ChallengeResponder(folder / "challenges", Address.parse(acme.http))
-    await responder.start()
-    stack.push_async_callback(responder.close)
-    return AcmeSource(client, folder / f"{name}.pem", acme.names, fallback)
+    def client() -> AcmeClient:
+        return AcmeClient(acme.directory, folder, solver, email=acme.email, ca_file=acme.ca_file, keyring=keyring)
+
+    return AcmeSource(client, folder / f"{name}.pem", acme.names, fallback, keyring=keyring)
 
 
 async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loop]]:

@@ -46,14 +46,32 @@ class _Section(BaseModel):
 
 
 class AcmeSettings(_Section):
-    """A certificate from an ACME authority, which asks at `http` whether the names are ours."""
+    """A certificate from an ACME authority, which asks whether the names are ours: at `http`, or in the DNS.
+
+    `dns-01` puts records into Route 53, into the hosted zone `zone` or the one that fits best.
+    """
 
     directory: str
     names: tuple[str, ...] = Field(min_length=1, max_length=100)
     email: str | None = None
+    challenge: Literal["http-01", "dns-01"] = "http-01"
     http: HostPort = "0.0.0.0:80"
+    zone: str | None = None
+    aws_region: str = "us-east-1"
+    endpoint_url: str | None = None
     ca_file: Path | None = None
     """For an authority whose own certificate isn't publicly trusted."""
+
+
+class KeyringSettings(_Section):
+    """What secrets at rest are sealed by: a file of this machine, or a key of AWS KMS."""
+
+    file: Path | None = None
+    """Where the local keys are; `HOME/keyring` where nothing is said. Best on another disk than HOME's backups."""
+    kms_key: str | None = None
+    """An id, an ARN or an alias. What was sealed by the local keys is still opened; `ingle keyring rotate` moves it."""
+    aws_region: str | None = None
+    endpoint_url: str | None = None
 
 
 class RegionSettings(_Section):
@@ -155,6 +173,7 @@ class Settings(_Section):
     """Whether replicas are reached by mutual TLS. On one machine their token and the loopback interface do without."""
     replica_certificate_seconds: Seconds = 86_400.0
     """Lifetime of the certificates that gateways, controllers and replicas show one another."""
+    keyring: KeyringSettings = KeyringSettings()
     limits: Limits = Limits()
     timing: Timing = Timing()
 

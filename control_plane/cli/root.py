@@ -36,6 +36,7 @@ def _root(
 app.command("up")(run.up)
 app.add_typer(run.serve_app, name="serve")
 app.add_typer(run.db_app, name="db")
+app.add_typer(run.keyring_app, name="keyring")
 app.add_typer(platform.region_app, name="region")
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(account.tenant_app, name="tenant")

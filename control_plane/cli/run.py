@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 serve_app = typer.Typer(no_args_is_help=True, help="Run one role, for production.")
 db_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+keyring_app = typer.Typer(no_args_is_help=True, help="What secrets at rest are sealed by.")
 DEMO_ENDPOINT = "smollm2"
 DEMO_MODEL = "smollm2-135m-instruct"
 
@@ -134,6 +135,25 @@ def check(home: options.Home = None, output: options.Output = options.Format.TAB
     if not status.up_to_date:
         say("ingle: run `ingle db upgrade`" if status.known else "ingle: a newer version of ingle wrote this database")
         raise typer.Exit(1)
+
+
+@keyring_app.command("rotate")
+def rotate_keyring(home: options.Home = None, output: options.Output = options.Format.TABLE) -> None:
+    """Take a new key-encryption key and seal this home's secrets again by it. Nothing has to be stopped for that."""
+    from pydantic import BaseModel
+
+    from control_plane.app import keyring_of
+    from control_plane.observe.logs import event
+    from control_plane.security.keyring import rotate_keyring as rotate
+
+    class Rotated(BaseModel):
+        key: str
+        files: int
+
+    settings = _prepared(home)
+    key, files = rotate(settings.home, keyring_of(settings))
+    event("keyring.rotated", key=key, files=files)
+    show_one(Rotated(key=key, files=files), output)
 
 
 def _show_schema(current: str | None, head: str | None, fine: bool, output: options.Format) -> None:

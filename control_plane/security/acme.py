@@ -1,4 +1,4 @@
-"""A client of ACME certificate authorities (RFC 8555) with HTTP-01 challenges. It blocks; every call has a time-out."""
+"""A client of ACME certificate authorities (RFC 8555). It blocks; every call has a time-out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from control_plane.errors import Unavailable
-from control_plane.security.files import create_private, private_folder, write_private
+from control_plane.security.challenges import AcmeError, Solver
+from control_plane.security.files import create_private, private_folder
+from control_plane.security.keyring import IN_THE_CLEAR, Keyring
 
 _TIMEOUT = 10.0
 _POLL_SECONDS = 0.5
@@ -28,25 +30,37 @@ _COORDINATE = 32
 _MOST_CERTIFICATE = 1024 * 1024
 
 
-class AcmeError(Unavailable):
-    default_code = "acme_failed"
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate's chain, leaf first, and its key, as PEM."""
+
+    chain: bytes
+    key: bytes
 
 
 class AcmeClient:
-    """Speaks to the authority whose directory is at `directory`.
+    """Speaks to the authority whose directory is at `directory`; `solver` shows it that names are ours.
 
-    The account's key is kept in `folder`, and challenges' answers in `folder/challenges`, from where they must be
-    served. `ca_file` is for an authority whose own certificate isn't publicly trusted.
+    The account's key is kept in `folder`, sealed. `ca_file` is for an authority whose own certificate isn't publicly
+    trusted.
     """
 
-    def __init__(self, directory: str, folder: Path, *, email: str | None = None, ca_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        folder: Path,
+        solver: Solver,
+        *,
+        email: str | None = None,
+        ca_file: Path | None = None,
+        keyring: Keyring = IN_THE_CLEAR,
+    ) -> None:
         self._directory_url = directory
-        self._folder = private_folder(folder)
-        self.challenges = private_folder(folder / "challenges")
+        self._solver = solver
         self._email = email
         trust: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
         self._http = httpx.Client(timeout=_TIMEOUT, verify=trust, trust_env=False)
-        self._key = _load_key(folder / "account.key")
+        self._key = _load_key(private_folder(folder) / "account.key", keyring)
         self._account: str | None = None
         self._nonce: str | None = None
 
@@ -56,14 +70,14 @@ class AcmeClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def obtain(self, names: Sequence[str]) -> bytes:
-        """A new certificate for `names`: its chain and key as PEM. Raises AcmeError."""
+    def obtain(self, names: Sequence[str]) -> Issued:
+        """A new certificate for `names`. Raises AcmeError."""
         try:
             return self._obtain(names)
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise AcmeError(f"the ACME authority failed ({type(error).__name__})") from error
 
-    def _obtain(self, names: Sequence[str]) -> bytes:
+    def _obtain(self, names: Sequence[str]) -> Issued:
         directory = self._http.get(self._directory_url).raise_for_status().json()
         self._new_nonce_url = directory["newNonce"]
         account = {"termsOfServiceAgreed": True} | ({"contact": [f"mailto:{self._email}"]} if self._email else {})
@@ -85,26 +99,21 @@ class AcmeClient:
         chain = self._post(order["certificate"], None).content
         if len(chain) > _MOST_CERTIFICATE:
             raise AcmeError("the ACME authority sent a certificate that is too large")
-        return chain.rstrip() + b"\n" + _pem(key)
+        return Issued(chain.rstrip() + b"\n", _pem(key))
 
     def _prove(self, url: str) -> None:
-        """Put the answer to a challenge where the authority looks for it, and let it look."""
+        """Put the proof where the authority looks for it, and let it look."""
         authorization = self._post(url, None).json()
         if authorization["status"] == "valid":
             return
-        challenge = next((one for one in authorization["challenges"] if one["type"] == "http-01"), None)
+        kind = self._solver.kind
+        challenge = next((one for one in authorization["challenges"] if one["type"] == kind), None)
         if challenge is None:
-            raise AcmeError("the ACME authority offers no http-01 challenge")
+            raise AcmeError(f"the ACME authority offers no {kind} challenge")
         token = challenge["token"]
-        if not token.replace("-", "").replace("_", "").isalnum():
-            raise AcmeError("the ACME authority's challenge has a strange token")
-        answer = self.challenges / token
-        write_private(answer, f"{token}.{self._thumbprint()}".encode())
-        try:
+        with self._solver.shown(authorization["identifier"]["value"], token, f"{token}.{self._thumbprint()}"):
             self._post(challenge["url"], {})
             self._until(url, ("valid",))
-        finally:
-            answer.unlink(missing_ok=True)
 
     def _until(self, url: str, wanted: Sequence[str]) -> dict[str, Any]:
         for _ in range(_MOST_POLLS):
@@ -149,8 +158,12 @@ class AcmeClient:
         return _text(hashlib.sha256(canonical.encode()).digest())
 
 
-def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    pem = path.read_bytes() if path.exists() else create_private(path, _pem(ec.generate_private_key(ec.SECP256R1())))
+def _load_key(path: Path, keyring: Keyring) -> ec.EllipticCurvePrivateKey:
+    if path.exists():
+        text = path.read_bytes()
+    else:
+        text = create_private(path, keyring.seal(_pem(ec.generate_private_key(ec.SECP256R1())), path.name))
+    pem = keyring.open(text, path.name)
     key = serialization.load_pem_private_key(pem, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise AcmeError(f"{path} holds another kind of key")

@@ -3,7 +3,7 @@
 `ca.pem` is what clients trust: the authority's certificate, and its predecessor's while they overlap. `ca.key` is its
 key, with its own certificate and the one that its predecessor gave it: servers send that along, so that clients which
 trust only the predecessor still find their way. Each server has `<name>.pem` (its chain and its key in one file, so
-that the pair is always replaced together, 0600).
+that the pair is always replaced together, 0600). Keys are sealed by the installation's keyring.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from control_plane.errors import ConfigError, NotFound
 from control_plane.security.files import private_folder, write_private
+from control_plane.security.keyring import IN_THE_CLEAR, Keyring
 
 CA = "ca"
 CA_DAYS = 3650
@@ -56,7 +57,8 @@ class Certificate:
 class CertificateAuthority:
     """Issues and renews. Made at first use; several processes may share the folder."""
 
-    def __init__(self, home: Path, days: int) -> None:
+    def __init__(self, home: Path, days: int, keyring: Keyring = IN_THE_CLEAR) -> None:
+        self.keyring = keyring
         self.folder = home / "certs"
         self.days = days
         try:
@@ -93,7 +95,7 @@ class CertificateAuthority:
             key = ec.generate_private_key(ec.SECP256R1())
             own, vouched = _authority_certificate(key, now), _authority_certificate(key, now, old, old_key)
             servers = [item for item in self.list() if item.name != CA]
-            write_private(self.folder / "ca.key", _pem(own) + _pem(vouched) + _key_pem(key))
+            write_private(self.folder / "ca.key", _pem(own) + _pem(vouched) + self._sealed(key, "ca.key"))
             self._publish(_pem(own) + _pem(old))
             for item in servers:
                 self._issue(item.name, item.names, now)
@@ -137,7 +139,7 @@ class CertificateAuthority:
     def _create(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         own = _authority_certificate(key, time.time())
-        write_private(self.folder / "ca.key", _pem(own) + _key_pem(key))
+        write_private(self.folder / "ca.key", _pem(own) + self._sealed(key, "ca.key"))
         self._publish(_pem(own))
 
     def _publish(self, pem: bytes) -> None:
@@ -146,7 +148,7 @@ class CertificateAuthority:
 
     def _authority(self) -> tuple[x509.Certificate, Sequence[x509.Certificate], ec.EllipticCurvePrivateKey]:
         """The authority's certificate, those that servers send along, and its key."""
-        pem = (self.folder / "ca.key").read_bytes()
+        pem = self.keyring.open((self.folder / "ca.key").read_bytes(), "ca.key")
         key = serialization.load_pem_private_key(pem[pem.index(_KEY_MARK) :], password=None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)  # noqa: S101  # we wrote it
         chain = pem[: pem.index(_KEY_MARK)]
@@ -160,17 +162,19 @@ class CertificateAuthority:
     ) -> bytes:
         """A chain and its key as PEM, kept nowhere. `lifetime` is in seconds, `usage` what it is good for."""
         with self._locked():
-            return self._sign(subject, names, usage, lifetime, now)
+            chain, key = self._sign(subject, names, usage, lifetime, now)
+        return chain + _key_pem(key)
 
     def _issue(self, name: str, names: Sequence[str], now: float) -> Certificate:
         lifetime = self.days * DAY_SECONDS
-        pem = self._sign(f"ingle {name}", names, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, now)
-        write_private(self._path(name), pem)
+        chain, key = self._sign(f"ingle {name}", names, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, now)
+        path = self._path(name)
+        write_private(path, chain + self._sealed(key, path.name))
         return self.show(name)
 
     def _sign(
         self, subject: str, names: Sequence[str], usage: x509.ObjectIdentifier, lifetime: float, now: float
-    ) -> bytes:
+    ) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
         ca, along, ca_key = self._authority()
         key = ec.generate_private_key(ec.SECP256R1())
         own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
@@ -184,7 +188,10 @@ class CertificateAuthority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
             .sign(ca_key, hashes.SHA256())
         )
-        return b"".join(_pem(item) for item in (certificate, *along)) + _key_pem(key)
+        return b"".join(_pem(item) for item in (certificate, *along)), key
+
+    def _sealed(self, key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+        return self.keyring.seal(_key_pem(key), name)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

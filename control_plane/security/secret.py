@@ -1,6 +1,6 @@
 """The installation's secret, and what is derived from it.
 
-One file, `HOME/secret` (0600), from which HMAC-SHA256 makes a key for each purpose: nothing derived has to be stored.
+One sealed file, `HOME/secret` (0600), from which HMAC-SHA256 makes a key for each purpose: nothing derived is stored.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from control_plane.errors import ConfigError
 from control_plane.security.files import create_private, private_folder
+from control_plane.security.keyring import IN_THE_CLEAR, Keyring
 
 _BYTES = 32
 
@@ -49,14 +50,15 @@ class Secret:
         return hmac.digest(self._keys["snapshot"], data, "sha256").hex()
 
 
-def load_secret(home: Path) -> Secret:
-    """The secret of the installation at `home`, made at first use. Raises ConfigError."""
+def load_secret(home: Path, keyring: Keyring = IN_THE_CLEAR) -> Secret:
+    """The secret of the installation at `home`, made at first use. Raises ConfigError, Unavailable."""
     path = home / "secret"
     try:
         private_folder(home)
-        value = path.read_bytes() if path.exists() else create_private(path, os.urandom(_BYTES))
+        text = path.read_bytes() if path.exists() else create_private(path, keyring.seal(os.urandom(_BYTES), path.name))
     except OSError as error:
         raise ConfigError(f"{home} can't be used ({error.strerror}): choose a writable --home", param="home") from None
+    value = keyring.open(text, path.name)
     if len(value) != _BYTES:
         raise ConfigError(f"{path} is damaged: restore it from a backup", param="home")
     return Secret(value)

@@ -13,9 +13,11 @@ from typing import Protocol
 from cryptography import x509
 
 from control_plane.errors import ConfigError
-from control_plane.security.acme import AcmeClient, AcmeError
+from control_plane.security.acme import AcmeClient, Issued
 from control_plane.security.certificates import RENEW_AT_SHARE, CertificateAuthority
+from control_plane.security.challenges import AcmeError
 from control_plane.security.files import private_folder, write_private
+from control_plane.security.keyring import IN_THE_CLEAR, Keyring
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class AuthoritySource:
         self._authority.ensure(self._name, self._names, now)
 
     def read(self) -> Pair:
-        return Pair.of(self._authority.show(self._name).path.read_bytes())
+        path = self._authority.show(self._name).path
+        return Pair.of(self._authority.keyring.open(path.read_bytes(), path.name))
 
 
 class FilesSource:
@@ -107,8 +110,10 @@ class AcmeSource:
         names: Sequence[str],
         fallback: CertificateSource,
         *,
+        keyring: Keyring = IN_THE_CLEAR,
         patience: float = 300.0,
     ) -> None:
+        self._keyring = keyring
         self._make_client = make_client
         self._path = private_folder(path.parent) / path.name
         self._names = tuple(names)
@@ -129,14 +134,19 @@ class AcmeSource:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self._due(now):  # nobody else got one meanwhile
                     with self._make_client() as client:
-                        write_private(self._path, client.obtain(self._names))
+                        self._keep(client.obtain(self._names))
             self._failure = None
         except AcmeError as error:
             self._failure, self._retry_at = error, now + self._patience
             raise
 
     def read(self) -> Pair:
-        return Pair.of(self._path.read_bytes()) if self._path.exists() else self._fallback.read()
+        if not self._path.exists():
+            return self._fallback.read()
+        return Pair.of(self._keyring.open(self._path.read_bytes(), self._path.name))
+
+    def _keep(self, issued: Issued) -> None:
+        write_private(self._path, issued.chain + self._keyring.seal(issued.key, self._path.name))
 
     def _due(self, now: float) -> bool:
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from control_plane.store.database import Store
 from control_plane.store.schema import upgrade_schema
-from tests.control_plane.harness import Installation, free_port, installed
+from tests.control_plane.harness import Aws, Installation, free_port, installed, until
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,27 @@ def second_gateway(platform: Installation) -> str:
     program = platform.start("serve", "gateway", "-r", "local-eu", "--gateway", "127.0.0.1:0")
     root: str = program.facts["gateways"]["local-eu"]
     return root
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
+    """An AWS of our own, spoken to over HTTP."""
+    port = free_port()
+    log = (tmp_path_factory.mktemp("aws") / "log").open("w")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
+    )
+    found = Aws(f"http://127.0.0.1:{port}")
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in found.environment.items():
+                environment.setenv(name, value)
+            until(lambda: process.poll() is None and found.answers(), "AWS is up")
+            yield found
+    finally:
+        process.terminate()
+        process.wait(10)
+        log.close()
 
 
 @pytest.fixture

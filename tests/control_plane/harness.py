@@ -19,6 +19,7 @@ import httpx
 
 from control_plane.client import AdminClient, trust
 from control_plane.profile import read_profile
+from control_plane.security.aws import aws_client
 
 REPLICA = Path(__file__).with_name("replica_process.py")
 COMMAND = [sys.executable, "-m", "control_plane"]
@@ -151,6 +152,26 @@ class Installation:
             pid = json.loads(path.read_text())["pid"]
             if f"INGLE_REPLICA={path.parent.name}".encode() in _environ(pid):
                 os.killpg(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Aws:
+    """A server that behaves like AWS, at `url`."""
+
+    url: str
+    region: str = "eu-central-1"
+    environment: Mapping[str, str] = field(
+        default_factory=lambda: {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    )
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/moto-api/", trust_env=False).status_code < 500
+        except httpx.HTTPError:
+            return False
+
+    def client(self, service: str) -> Any:
+        return aws_client(service, self.region, self.url)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from cryptography import x509
 
 from control_plane.domain import Address
 from control_plane.gateway.challenges import ChallengeResponder
-from control_plane.security.acme import AcmeClient, AcmeError
+from control_plane.security.acme import AcmeClient
 from control_plane.security.certificates import CertificateAuthority
+from control_plane.security.challenges import AcmeError, FileSolver
 from control_plane.security.sources import AcmeSource, AuthoritySource
 from tests.control_plane.harness import Installation, free_port, until
 
@@ -80,13 +81,14 @@ def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pebble]:
 
 async def test_a_certificate_is_obtained_kept_and_renewed(pebble: Pebble, tmp_path: Path) -> None:
     folder = tmp_path / "acme"
+    solver = FileSolver(folder / "challenges")
 
     def client() -> AcmeClient:
-        return AcmeClient(pebble.directory, folder, email="ops@example.com", ca_file=pebble.ca_file)
+        return AcmeClient(pebble.directory, folder, solver, email="ops@example.com", ca_file=pebble.ca_file)
 
     fallback = AuthoritySource(CertificateAuthority(tmp_path, days=90), "gateway-a", ["localhost"])
     source = AcmeSource(client, folder / "a.pem", ["localhost"], fallback)
-    responder = ChallengeResponder(client().challenges, Address("127.0.0.1", pebble.http_port))
+    responder = ChallengeResponder(solver.folder, Address("127.0.0.1", pebble.http_port))
     now = time.time()
     # Nobody answers yet: the fallback is served, and the next try is some time off.
     with pytest.raises(AcmeError, match="refused"):

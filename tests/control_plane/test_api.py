@@ -14,6 +14,7 @@ from control_plane.client import AdminClient, trust
 from control_plane.domain import Role
 from control_plane.errors import NotFound, PreconditionFailed
 from control_plane.profile import read_profile
+from control_plane.security.keyring import open_keyring
 from control_plane.security.keys import make_admin_token
 from control_plane.security.secret import load_secret
 from control_plane.store import tenants
@@ -93,7 +94,7 @@ def test_unknown_things_and_methods(http: httpx.Client) -> None:
 
 
 def test_roles_include_those_below(platform: Installation, http: httpx.Client) -> None:
-    secret = load_secret(platform.home)
+    secret = load_secret(platform.home, open_keyring(platform.home))
     tokens = {role: make_admin_token(secret) for role in Role}
 
     async def write() -> None:

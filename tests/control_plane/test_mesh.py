@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from control_plane.domain import Address
 from control_plane.security.certificates import CertificateAuthority
+from control_plane.security.keyring import open_keyring
 from control_plane.security.mesh import Mesh, server_name
 from tests.control_plane.harness import Installation, chat, create, until
 
@@ -35,7 +36,7 @@ def replica_of(installation: Installation, name: str) -> tuple[str, Address]:
 
 
 def caller(installation: Installation) -> ssl.SSLContext:
-    context = Mesh(CertificateAuthority(installation.home, 90), 60.0).link.context
+    context = Mesh(CertificateAuthority(installation.home, 90, open_keyring(installation.home)), 60.0).link.context
     assert context is not None
     return context
 
@@ -83,10 +84,13 @@ def test_only_callers_of_this_installation_reach_a_replica(meshed: Installation,
     strange = tmp_path / "strange.pem"
     usage = ExtendedKeyUsageOID.CLIENT_AUTH
     strange.write_bytes(stranger.issue("ingle", ["caller.ingle"], usage=usage, lifetime=60, now=time.time()))
+    public = tmp_path / "public.pem"
+    kept = meshed.home / "certs" / "gateway-local-eu.pem"
+    public.write_bytes(open_keyring(meshed.home).open(kept.read_bytes(), kept.name))
     wrong = {
         "no certificate": (with_pair(meshed.ca_file, None), name),
         "another authority's": (with_pair(meshed.ca_file, strange), name),
-        "the gateway's public one": (with_pair(meshed.ca_file, meshed.home / "certs" / "gateway-local-eu.pem"), name),
+        "the gateway's public one": (with_pair(meshed.ca_file, public), name),
         "the replica's own": (with_pair(meshed.ca_file, meshed.home / "replicas" / replica_id / "tls.pem"), name),
         "for another replica": (caller(meshed), server_name("rep_other")),
         "in the clear": (None, None),
