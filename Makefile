@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-gateway bench-peers clients clean
+.PHONY: help setup demo up test check format bench bench-gateway bench-peers clients fuzz clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ bench-peers: $(VENV)/.engine  ## install the peers into environments of their ow
 
 clients: setup $(VENV)/.dev  ## OpenAI clients of many makers against the platform, each in an environment of its own
 	@$(BIN)/python -m tests.contract.clients $(ARGS)
+
+fuzz: setup $(VENV)/.dev  ## 5,200 requests made from the replica's own OpenAPI document: none may end in a 5xx
+	@$(BIN)/python -m tests.contract.fuzz $(ARGS)
 
 clean:          ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

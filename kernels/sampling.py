@@ -30,10 +30,10 @@ def draw(logits: Array, draws: Draws) -> list[int]:
 
     Without filters the draw inverts the distribution in token order. With them, tokens are ordered by weight, ties
     by id, and kept while top-k, then top-p of what top-k left, then min-p against the likeliest allow; the draw inverts
-    that.
+    that. Of a row that holds NaN, or nothing but -inf, some token is given whose logit is that.
     """
     tokens: list[int] = logits.argmax(axis=1).tolist()
-    for row in np.flatnonzero(draws.temperature > 0):
+    for row in np.flatnonzero((draws.temperature > 0) & np.isfinite(logits.max(axis=1))):
         scaled = (logits[row] - logits[row].max()) / draws.temperature[row]
         tokens[row] = _draw_row(np.exp(scaled, dtype=np.float32), draws, int(row))
     return tokens

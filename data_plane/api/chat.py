@@ -13,6 +13,7 @@ from data_plane.api.context import REPLICA, Reply, respond
 from data_plane.api.conversation import converse, read_variables
 from data_plane.api.fields import Fields
 from data_plane.api.logprobs import entries
+from data_plane.api.parameters import Flag, ModelLimits, OptionalInteger
 from data_plane.api.pipeline import Delta, Prompt
 from data_plane.api.sampling import Generation, read_generation
 from data_plane.api.tools import MOST_TOOLS, constrained, read_grammar, read_tools
@@ -21,7 +22,9 @@ from data_plane.text.tokenizer import TextTokenizer
 from data_plane.text.tool_calls import Call
 
 MOST_MESSAGES = 4096
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+LOGPROBS = Flag("logprobs")
+TOP_LOGPROBS = OptionalInteger("top_logprobs", 0, 20)
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -37,7 +40,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     messages = read_messages(fields)
     use = read_tools(fields)
     variables = read_variables(fields)
-    logprobs = _logprobs(fields)
+    logprobs = _logprobs(fields, replica.limits)
     bound = (lambda: read_grammar(fields)) if constrained(fields) else None
     conversation = await converse(replica, messages, use, variables, bound, "response_format", "messages")
     generation = read_generation(
@@ -51,9 +54,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await respond(request, replica, reply, [Prompt(conversation.tokens)], generation, conversation.reading)
 
 
-def _logprobs(fields: Fields) -> int:
-    wanted = fields.boolean("logprobs")
-    top = fields.optional_integer("top_logprobs", 0, 20)
+def _logprobs(fields: Fields, limits: ModelLimits) -> int:
+    wanted = LOGPROBS.read(fields)
+    top = TOP_LOGPROBS.read(fields, limits)
     if top is not None and not wanted:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     return (top or 0) if wanted else -1
@@ -73,8 +76,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RequestError(f"{where} must be an object", param=where)
     role = message.get("role")
-    if role not in _ROLES:
-        raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    if role not in ROLES:
+        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     calls = _past_calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else []
     content = message.get("content")
     if content is None and role != "assistant":

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from data_plane.api.parameters import ModelLimits
 from data_plane.api.pipeline import Delta, Prompt, Reading, generate
 from data_plane.api.response_store import ResponseStore
-from data_plane.api.sampling import Generation, ModelLimits
+from data_plane.api.sampling import Generation
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient
 from data_plane.engine.messages import Ready

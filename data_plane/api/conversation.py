@@ -15,9 +15,9 @@ from data_plane.text import reasoning, tool_calls
 from data_plane.text.chat_template import ChatTemplate
 from data_plane.text.grammars import MOST_CALLS
 
-_MOST_VARIABLES = 16
-_OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MOST_VARIABLES = 16
+OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Conversation:
 def read_variables(fields: Fields) -> dict[str, Any]:
     """What a template may be told besides messages: `reasoning_effort`, and `chat_template_kwargs` as an extension."""
     value = fields.raw("chat_template_kwargs")
-    if value is not None and (not isinstance(value, dict) or len(value) > _MOST_VARIABLES):
+    if value is not None and (not isinstance(value, dict) or len(value) > MOST_VARIABLES):
         raise RequestError(
-            f"chat_template_kwargs must be an object of at most {_MOST_VARIABLES} entries", param="chat_template_kwargs"
+            f"chat_template_kwargs must be an object of at most {MOST_VARIABLES} entries", param="chat_template_kwargs"
         )
     variables = dict(value or {})
     for name, item in variables.items():
-        if name in _OURS:
+        if name in OURS:
             raise RequestError(
                 f"chat_template_kwargs.{name} is set by the request itself", param="chat_template_kwargs"
             )
@@ -51,8 +51,8 @@ def effort_variables(effort: Any, param: str) -> dict[str, Any]:
     """What templates that reason are told of how much to."""
     if effort is None:
         return {}
-    if effort not in _EFFORTS:
-        raise RequestError(f"{param} must be one of {', '.join(_EFFORTS)}", param=param)
+    if effort not in EFFORTS:
+        raise RequestError(f"{param} must be one of {', '.join(EFFORTS)}", param=param)
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
@@ -89,7 +89,7 @@ async def converse(
             return tokens, calls_grammar(use, template.dialect, _control(template, template.dialect.opening))
         return tokens, bound() if bound is not None else ""
 
-    heavy = use.forced or bound is not None
+    heavy = use.forced or bound is not None or template.slow
     tokens, grammar = await replica.off_loop(ALWAYS if heavy else size, prepare)
     return Conversation(tokens, _reading(replica, template, use, tokens), grammar)
 

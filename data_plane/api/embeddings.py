@@ -13,6 +13,7 @@ from aiohttp import web
 
 from data_plane.api.context import ALWAYS, REPLICA, Replica, dump, header_bytes
 from data_plane.api.fields import Fields
+from data_plane.api.pipeline import failure
 from data_plane.api.sampling import check_token
 from data_plane.engine.messages import Output, SamplingParams
 from data_plane.errors import RequestError
@@ -20,6 +21,7 @@ from data_plane.observe import RequestTimes
 
 MOST_INPUTS = 2048
 MOST_TOKENS = 300_000
+FORMS = ("float", "base64")
 _numbers = itertools.count()
 
 
@@ -29,7 +31,7 @@ async def embeddings(request: web.Request) -> web.Response:
     model = fields.string("model")
     replica.check_model(model, request.headers)
     form = fields.raw("encoding_format") or "float"
-    if form not in ("float", "base64"):
+    if form not in FORMS:
         raise RequestError("encoding_format must be float or base64", param="encoding_format")
     fields.refuse("dimensions", (), "this model's vectors cannot be shortened: leave dimensions out")
     texts = await _read_inputs(fields, replica)
@@ -115,9 +117,7 @@ async def _embed(replica: Replica, texts: list[list[int]], salt: bytes) -> list[
         while pending:
             output = await outputs.get()
             if output.finish == "error":
-                raise RequestError(
-                    output.error or "the engine failed", code="engine_error", status=500, type="server_error"
-                )
+                raise failure(output)
             vectors[pending.pop(output.id)] = _unit(np.frombuffer(output.vector, np.float32))
         return vectors
     finally:

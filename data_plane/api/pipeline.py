@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to one choice; `finish` on the last."""
+    """What one step added to one choice; `prompt_logprobs` (where asked for) on the first, `finish` on the last."""
 
     index: int
     text: str
@@ -35,6 +35,7 @@ class Delta:
     finish: str | None
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Choice:
         answer, calls = self._parse(answer, finish is not None)
         if self._tools is not None and self._tools.calls and (finish == "stop" or self._tools.repeats):
             finish = "tool_calls"
-        return Delta(self.index, answer, output.logprobs or [], finish, reasoning, tuple(calls))
+        return Delta(self.index, answer, output.logprobs or [], finish, reasoning, tuple(calls), output.prompt_logprobs)
 
     def _split(self, text: str, last: bool) -> tuple[str, str]:
         if self._reasoning is None:
@@ -160,10 +161,8 @@ async def generate(
             index, usage, output = await outputs.get()
             if index not in ids:
                 continue
-            if output.finish == "error":
-                raise RequestError(
-                    output.error or "the engine failed", code="engine_error", status=500, type="server_error"
-                )
+            if output.finish in ("error", "refused"):
+                raise failure(output)
             _count(usage, output, clock.time())
             delta = choices[index].feed(output)
             if delta.finish is not None:
@@ -173,6 +172,12 @@ async def generate(
             yield delta
     finally:
         engine.abort(list(ids.values()))
+
+
+def failure(output: Output) -> RequestError:
+    if output.finish == "refused":
+        return RequestError(output.error, code="impossible_constraint")
+    return RequestError(output.error or "the engine failed", code="engine_error", status=500, type="server_error")
 
 
 def _count(usage: Usage, output: Output, now: float) -> None:

@@ -8,18 +8,22 @@ from typing import Any
 
 from aiohttp import web
 
-from data_plane.api.chat import MOST_MESSAGES, text_of
+from data_plane.api.chat import MOST_MESSAGES, TOP_LOGPROBS, text_of
 from data_plane.api.context import REPLICA, respond
 from data_plane.api.conversation import Conversation, converse, effort_variables
 from data_plane.api.fields import Fields
+from data_plane.api.parameters import Bound, Flag, OptionalInteger
 from data_plane.api.pipeline import Prompt
 from data_plane.api.response_reply import ResponseReply
 from data_plane.api.response_store import Stored
-from data_plane.api.sampling import read_generation
+from data_plane.api.sampling import COMMON, TEMPERATURE, TOP_P, read_generation
 from data_plane.api.tools import ToolUse, format_grammar, read_tools
 from data_plane.errors import RequestError
 
-_SAMPLING = ("temperature", "top_p", "stream", "top_k", "min_p", "seed", "repetition_penalty")
+MAX_OUTPUT_TOKENS = OptionalInteger("max_output_tokens", 1, Bound.CONTEXT)
+STORE = Flag("store", default=True)
+MOST_METADATA = 16
+INCLUDABLE: tuple[list[str], ...] = ([], ["message.output_text.logprobs"], ["reasoning.encrypted_content"])
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
@@ -43,11 +47,11 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     told = [{"role": "system", "content": instructions}] if instructions else []
     use = read_tools(fields)
     conversation = await _converse(request, fields, [*told, *messages], use)
-    top = fields.optional_integer("top_logprobs", 0, 20)
+    top = TOP_LOGPROBS.read(fields, replica.limits)
     logprobs = -1 if top is None else top
-    most = fields.optional_integer("max_output_tokens", 1, replica.ready.max_model_len)
+    most = MAX_OUTPUT_TOKENS.read(fields, replica.limits)
     generation = read_generation(
-        fields.only(*_SAMPLING),
+        fields.only(*(parameter.name for parameter in COMMON)),
         replica.limits,
         logprobs=logprobs,
         default_max_tokens=most or replica.ready.max_model_len,
@@ -57,7 +61,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     def keep(reply: ResponseReply) -> None:
         replica.responses.put(Stored(reply.id, owner, [*messages, reply.as_message()]), time.monotonic())
 
-    store = fields.boolean("store", default=True)
+    store = STORE.read(fields)
     reply = ResponseReply(_echo(fields, model, use, most), replica.tokenizer, logprobs >= 0, keep if store else None)
     return await respond(request, replica, reply, [Prompt(conversation.tokens)], generation, conversation.reading)
 
@@ -67,8 +71,7 @@ def _refuse(fields: Fields) -> None:
     fields.refuse("truncation", ("disabled",), "nothing is truncated: send a shorter input")
     fields.refuse("conversation", (), "conversations are not kept: use previous_response_id")
     fields.refuse("prompt", (), "prompt templates are not kept here: send input")
-    fields.refuse("include", ([], ["message.output_text.logprobs"], ["reasoning.encrypted_content"]),
-                  "include may only ask for message.output_text.logprobs")  # fmt: skip
+    fields.refuse("include", INCLUDABLE, "include may only ask for message.output_text.logprobs")
 
 
 async def _converse(request: web.Request, fields: Fields, messages: list[dict[str, Any]], use: ToolUse) -> Conversation:
@@ -136,8 +139,8 @@ def _add_item(messages: list[dict[str, Any]], item: Any, where: str) -> None:
 def _echo(fields: Fields, model: str, use: ToolUse, most: int | None) -> dict[str, Any]:
     """What a Response repeats of its request."""
     metadata = fields.raw("metadata")
-    if metadata is not None and (not isinstance(metadata, dict) or len(metadata) > 16):
-        raise RequestError("metadata must be an object of at most 16 entries", param="metadata")
+    if metadata is not None and (not isinstance(metadata, dict) or len(metadata) > MOST_METADATA):
+        raise RequestError(f"metadata must be an object of at most {MOST_METADATA} entries", param="metadata")
     named = use.choice not in ("none", "auto", "required")
     return {
         "model": model,
@@ -147,13 +150,13 @@ def _echo(fields: Fields, model: str, use: ToolUse, most: int | None) -> dict[st
         "parallel_tool_calls": use.parallel,
         "previous_response_id": fields.raw("previous_response_id"),
         "reasoning": {"effort": (fields.raw("reasoning") or {}).get("effort"), "summary": None},
-        "store": fields.boolean("store", default=True),
-        "temperature": fields.number("temperature", 1.0, 0.0, 2.0),
+        "store": STORE.read(fields),
+        "temperature": TEMPERATURE.read(fields),
         "text": fields.raw("text") or {"format": {"type": "text"}},
         "tool_choice": {"type": "function", "name": use.choice} if named else use.choice,
         "tools": [{"type": "function", "strict": True, **function} for function in use.functions],
         "top_logprobs": fields.raw("top_logprobs") or 0,
-        "top_p": fields.number("top_p", 1.0, 0.0, 1.0),
+        "top_p": TOP_P.read(fields),
         "truncation": "disabled",
         "service_tier": "default",
         "user": fields.raw("user"),

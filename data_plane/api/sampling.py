@@ -9,7 +9,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+import msgspec
+
 from data_plane.api.fields import Fields
+from data_plane.api.parameters import Bound, Flag, Integer, ModelLimits, Number, OptionalInteger, Parameter
 from data_plane.engine.messages import SamplingParams
 from data_plane.errors import RequestError
 
@@ -19,14 +22,27 @@ MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
 _NEARLY_GREEDY = 1e-4
 _INT64 = 1 << 63
+MOST_STOP_TOKENS = 64
+LARGEST_BIAS = 100
 
-
-@dataclass(frozen=True)
-class ModelLimits:
-    """What the engine said of itself when it became ready."""
-
-    max_model_len: int
-    vocab_size: int
+TEMPERATURE = Number("temperature", 1.0, 0.0, 2.0)
+TOP_P = Number("top_p", 1.0, 0.0, 1.0)
+TOP_K = Integer("top_k", 0, -1, Bound.VOCABULARY)
+MIN_P = Number("min_p", 0.0, 0.0, 1.0)
+REPETITION_PENALTY = Number("repetition_penalty", 1.0, 0.01, 10.0)
+PRESENCE_PENALTY = Number("presence_penalty", 0.0, -2.0, 2.0)
+FREQUENCY_PENALTY = Number("frequency_penalty", 0.0, -2.0, 2.0)
+SEED = OptionalInteger("seed", -_INT64, _INT64 - 1)
+N = Integer("n", 1, 1, MOST_CHOICES)
+MAX_TOKENS = OptionalInteger("max_tokens", 1, Bound.CONTEXT)
+MAX_COMPLETION_TOKENS = OptionalInteger("max_completion_tokens", 1, Bound.CONTEXT)
+STREAM = Flag("stream")
+IGNORE_EOS = Flag("ignore_eos")
+# what Responses takes of these, and what the other two do
+COMMON: tuple[Parameter, ...] = (TEMPERATURE, TOP_P, TOP_K, MIN_P, REPETITION_PENALTY, SEED, STREAM)
+SAMPLING: tuple[Parameter, ...] = (
+    *COMMON, PRESENCE_PENALTY, FREQUENCY_PENALTY, N, MAX_TOKENS, MAX_COMPLETION_TOKENS, IGNORE_EOS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,38 +57,46 @@ class Generation:
 
     def for_choice(self, choice: int, room: int) -> SamplingParams:
         """The parameters of one choice, with max_tokens cut to `room`."""
-        import msgspec
-
         cut = min(self.params.max_tokens, room)
         return msgspec.structs.replace(self.params, choice=choice, max_tokens=cut)
 
 
 def read_generation(
-    fields: Fields, limits: ModelLimits, *, logprobs: int, default_max_tokens: int, grammar: str = ""
+    fields: Fields,
+    limits: ModelLimits,
+    *,
+    logprobs: int,
+    default_max_tokens: int,
+    grammar: str = "",
+    score_prompt: bool = False,
 ) -> Generation:
-    """Raises RequestError naming the first field that is off. `logprobs`: how many alternatives, -1 for none."""
-    temperature = fields.number("temperature", 1.0, 0.0, 2.0)
-    seed = fields.optional_integer("seed", -_INT64, _INT64 - 1)
-    stream = fields.boolean("stream")
+    """Raises RequestError naming the first field that is off. `logprobs`: how many alternatives, -1 for none.
+
+    score_prompt: the same for the prompt's tokens.
+    """
+    temperature = TEMPERATURE.read(fields)
+    seed = SEED.read(fields, limits)
+    stream = STREAM.read(fields)
     params = SamplingParams(
         max_tokens=_max_tokens(fields, limits, default_max_tokens),
         temperature=0.0 if temperature < _NEARLY_GREEDY else temperature,
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0),
-        top_k=max(fields.integer("top_k", 0, -1, limits.vocab_size), 0),
-        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 10.0),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+        top_p=TOP_P.read(fields),
+        top_k=max(TOP_K.read(fields, limits), 0),
+        min_p=MIN_P.read(fields),
+        repetition_penalty=REPETITION_PENALTY.read(fields),
+        presence_penalty=PRESENCE_PENALTY.read(fields),
+        frequency_penalty=FREQUENCY_PENALTY.read(fields),
         seed=secrets.randbits(63) if seed is None else seed,
         logprobs=logprobs,
         stop_token_ids=_stop_token_ids(fields, limits),
-        ignore_eos=fields.boolean("ignore_eos"),
+        ignore_eos=IGNORE_EOS.read(fields),
         logit_bias=_logit_bias(fields, limits),
         grammar=grammar,
+        prompt_logprobs=logprobs if score_prompt else -1,
     )
     return Generation(
         params=params,
-        choices=fields.integer("n", 1, 1, MOST_CHOICES),
+        choices=N.read(fields, limits),
         stops=_stops(fields),
         stream=stream,
         include_usage=_include_usage(fields, stream),
@@ -80,8 +104,8 @@ def read_generation(
 
 
 def _max_tokens(fields: Fields, limits: ModelLimits, default: int) -> int:
-    newer = fields.optional_integer("max_completion_tokens", 1, limits.max_model_len)
-    older = fields.optional_integer("max_tokens", 1, limits.max_model_len)
+    newer = MAX_COMPLETION_TOKENS.read(fields, limits)
+    older = MAX_TOKENS.read(fields, limits)
     if newer is not None:
         return newer
     return default if older is None else older
@@ -105,8 +129,10 @@ def _stop_token_ids(fields: Fields, limits: ModelLimits) -> tuple[int, ...]:
     value = fields.raw("stop_token_ids")
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) > 64:
-        raise RequestError("stop_token_ids must be an array of at most 64 integers", param="stop_token_ids")
+    if not isinstance(value, list) or len(value) > MOST_STOP_TOKENS:
+        raise RequestError(
+            f"stop_token_ids must be an array of at most {MOST_STOP_TOKENS} integers", param="stop_token_ids"
+        )
     return tuple(check_token(token, limits, "stop_token_ids") for token in value)
 
 
@@ -126,8 +152,10 @@ def _logit_bias(fields: Fields, limits: ModelLimits) -> dict[int, float]:
     for key, bias in value.items():
         if not (key.isascii() and key.isdecimal() and int(key) < limits.vocab_size):
             raise RequestError(f"logit_bias keys must be token ids below {limits.vocab_size}", param="logit_bias")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise RequestError("logit_bias values must be numbers from -100 to 100", param="logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= LARGEST_BIAS:
+            raise RequestError(
+                f"logit_bias values must be numbers from -{LARGEST_BIAS} to {LARGEST_BIAS}", param="logit_bias"
+            )
         biases[int(key)] = float(bias)
     return biases
 

@@ -20,8 +20,10 @@ from aiohttp import web
 from data_plane import log
 from data_plane.api.chat import chat_completions
 from data_plane.api.completions import completions
+from data_plane.api.connection import Runner
 from data_plane.api.context import REPLICA, Handler, Replica, header_bytes
 from data_plane.api.embeddings import embeddings
+from data_plane.api.openapi import document
 from data_plane.api.responses import create_response
 from data_plane.api.tls import PeerTls
 from data_plane.config import ServeConfig
@@ -33,7 +35,7 @@ from data_plane.text.load import load_text
 
 _AFTERLIFE_S = 1.5
 _MOST_LABEL = 128
-_OPEN_PATHS = ("/health", "/")
+_OPEN_PATHS = ("/health", "/openapi.json", "/")
 
 
 def serve(config: ServeConfig) -> int:
@@ -91,7 +93,7 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     engine.on_progress = telemetry.stepped
     token = os.environ.get("INGLE_REPLICA_TOKEN") or None
     replica = Replica(config, engine, ready, tokenizer, template, telemetry, token)
-    runner = web.AppRunner(make_app(replica), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = Runner(make_app(replica), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     tls = PeerTls(Path(config.tls_pair), Path(config.tls_authority)) if config.tls_pair else None
     watching = asyncio.create_task(tls.watch()) if tls else None
@@ -166,6 +168,7 @@ def make_app(replica: Replica) -> web.Application:
     app.router.add_post("/v1/embeddings", embeddings)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{id}", _model)
+    app.router.add_get("/openapi.json", _openapi)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
     app.router.add_post("/drain", _drain)
@@ -259,6 +262,10 @@ async def _model(request: web.Request) -> web.Response:
             f"the model {request.match_info['id']!r} does not exist", param="model", code="model_not_found", status=404
         )
     return web.json_response(_card(replica))
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    return web.json_response(document(request.app[REPLICA].limits))
 
 
 async def _health(request: web.Request) -> web.Response:

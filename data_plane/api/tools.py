@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_plane.api.fields import Fields
+from data_plane.api.parameters import Flag
 from data_plane.errors import RequestError
 from data_plane.text import grammars
 from data_plane.text.tool_calls import Dialect
 
 MOST_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+PARALLEL = Flag("parallel_tool_calls", default=True)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def read_tools(fields: Fields) -> ToolUse:
         if len(set(names)) < len(names):
             raise RequestError("tools must have different names", param="tools")
     choice = _choice(fields, {function["name"] for function in functions})
-    return ToolUse(functions, choice, fields.boolean("parallel_tool_calls", default=True))
+    return ToolUse(functions, choice, PARALLEL.read(fields))
 
 
 def read_function(tool: Any, where: str) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def read_function(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise RequestError(f"{where}.function must be an object", param=f"{where}.function")
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(f"{where}: name must be 1 to 64 letters, digits, _ or -", param=where)
     parameters = function.get("parameters")
     if parameters is None:
@@ -162,7 +164,7 @@ def format_grammar(value: Any, param: str, *, nested: bool) -> str:
     if not isinstance(inner, dict):
         raise RequestError(f"{where} must be an object with name and schema", param=where)
     name = inner.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(f"{where}.name must be 1 to 64 letters, digits, _ or -", param=f"{where}.name")
     strict = inner.get("strict")
     if strict is not None and not isinstance(strict, bool):

@@ -1,6 +1,7 @@
 """The engine's loop: receive, schedule, run, sample, finish, send.
 
-A step that fails is not fatal: its sequences are run again one at a time, and only one that fails alone is ended.
+A step that fails is not fatal: its sequences are run again one at a time, and only one that fails alone is ended. After
+many failures in a row a token of nobody's is tried: where even that fails, the fault is the engine's, and it ends.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from data_plane.engine.messages import (
     FromEngine,
     Output,
     Progress,
+    SamplingParams,
     Stop,
     ToEngine,
 )
 from data_plane.engine.request import Sequence
 from data_plane.engine.runner import Sampled
+from data_plane.engine.sampler import NOTHING
 from data_plane.engine.scheduler import Scheduled, Scheduler
 
 IDLE_TICK_S = 0.5
 COMPILE_TICK_S = 0.002
 _MOST_FAILURES = 20
+_DEAD_END = "what the reply is bound to cannot be written in this model's tokens"
 
 
 class EngineCore:
@@ -63,7 +67,7 @@ class EngineCore:
         refused: list[FromEngine] = []
         for seq, reason in self._grammars.ready():
             if reason:
-                refused.append(Output(seq.id, [], "error", error=reason))
+                refused.append(Output(seq.id, [], "refused", error=reason))
             else:
                 self.scheduler.add(seq)
         return refused
@@ -107,11 +111,23 @@ class EngineCore:
                 item.seq.scheduled_at = started
             if item.seq.num_computed < item.seq.prompt_len and not item.seq.reported:
                 self.counters.prompt_tokens += min(item.count, item.seq.prompt_len - item.seq.num_computed)
+            result = sampled.get(item.seq.id)
+            if result is not None and result.token == NOTHING:
+                outputs.append(self._no_token(item.seq))
+                continue
             self.scheduler.computed(item)
-            if item.seq.id in sampled:
-                outputs.append(self._append(item.seq, sampled[item.seq.id]))
-        self.counters.generated_tokens += sum(not item.seq.params.embed for item in plan if item.seq.id in sampled)
+            if result is not None:
+                outputs.append(self._append(item.seq, result))
+                self.counters.generated_tokens += not item.seq.params.embed
         return [*outputs, self._progress(time.monotonic() - started, plan, moved)]
+
+    def _no_token(self, seq: Sequence) -> Output:
+        """End a sequence for which no token was possible. What it has computed does not get into the prefix cache."""
+        self.scheduler.finish(seq)
+        if seq.matcher is not None:
+            return Output(seq.id, [], "refused", error=_DEAD_END)
+        log.event("no_numbers", level="error", computed=seq.num_computed)
+        return Output(seq.id, [], "error", error="the model gave no numbers for this request")
 
     def _append(self, seq: Sequence, sampled: Sampled) -> Output:
         if seq.params.embed:
@@ -131,7 +147,8 @@ class EngineCore:
             [logprob] if logprob is not None else None,
             seq.cached_tokens if first else 0,
             seq.scheduled_at if first else 0.0,
-            "the grammar failed" if finish == "error" else "",
+            _DEAD_END if finish == "refused" else "",
+            prompt_logprobs=seq.scored if first and seq.params.prompt_logprobs >= 0 else None,
         )
 
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
@@ -141,7 +158,7 @@ class EngineCore:
         if seq.matcher is not None:
             seq.matcher.consume_token(token)
             if seq.matcher.is_error():
-                return "error"
+                return "refused"
             if seq.matcher.is_stopped():
                 return "stop"
         if seq.num_generated >= params.max_tokens or seq.num_tokens >= self._max_len:
@@ -156,13 +173,23 @@ class EngineCore:
         self.counters.out_of_memory += memory
         log.event("step_failed", level="error", kind=type(error).__name__, sequences=len(plan), out_of_memory=memory)
         if self._failures_in_a_row > _MOST_FAILURES:
-            raise error
+            self._probe()
         if len(plan) > 1:
             self.scheduler.isolate([item.seq.id for item in plan])
             return []
         seq = plan[0].seq
         self.scheduler.finish(seq)
         return [Output(seq.id, [], "error", error="out of memory" if memory else "the engine failed on this request")]
+
+    def _probe(self) -> None:
+        """Run a token of nobody's; raises what the model raises even then."""
+        seq = Sequence("", [0], 1, SamplingParams(max_tokens=1, temperature=0.0), b"")
+        item = self.scheduler.alone(seq)
+        try:
+            self._runner.run([item])
+        finally:
+            self.scheduler.finish(seq)
+        self._failures_in_a_row = 0
 
     def _progress(self, seconds: float, plan: list[Scheduled], moved: int = 0) -> Progress:
         counters = self.counters

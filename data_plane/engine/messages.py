@@ -13,13 +13,14 @@ import msgspec
 FRAME = struct.Struct("<I")
 MOST_FRAME_BYTES = 256 << 20
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "refused"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; logprobs -1 is off.
 
-    embed: no tokens are wanted but the hidden state of the prompt's last one.
+    embed: no tokens are wanted but the hidden state of the prompt's last one. prompt_logprobs: as logprobs, for the
+    prompt's own tokens.
     """
 
     max_tokens: int
@@ -38,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     logit_bias: dict[int, float] = {}
     grammar: str = ""
     embed: bool = False
+    prompt_logprobs: int = -1
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", array_like=True):
@@ -66,7 +68,11 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
-    """A sequence's new tokens. `scheduled_at`: CLOCK_MONOTONIC seconds of its first step, on the first output only."""
+    """A sequence's new tokens.
+
+    finish: "error" is ours, "refused" is the request's own fault; both have an `error`. scheduled_at: CLOCK_MONOTONIC
+    seconds of its first step, and prompt_logprobs, of the prompt's tokens but the first: on the first output only.
+    """
 
     id: str
     tokens: list[int]
@@ -76,6 +82,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     scheduled_at: float = 0.0
     error: str = ""
     vector: bytes = b""
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):

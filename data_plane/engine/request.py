@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_plane.engine.messages import SamplingParams
+from data_plane.engine.messages import SamplingParams, TokenLogprob
 
 
 @dataclass(eq=False)
@@ -16,6 +16,7 @@ class Sequence:
 
     tokens: the prompt, then what was generated. blocks: ids of cache blocks in order. hashes: the chain over full
     blocks, as far as it was asked for. matcher: llguidance's state of a constrained reply.
+    scored: the log-probabilities of the prompt's tokens from the second on, as far as they are known.
     """
 
     id: str
@@ -32,6 +33,12 @@ class Sequence:
     matcher: Any = None
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
+    scored: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that have not been computed."""
+        return self.params.prompt_logprobs >= 0 and len(self.scored) < self.prompt_len - 1
 
     @property
     def num_tokens(self) -> int:

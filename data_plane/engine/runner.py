@@ -8,9 +8,9 @@ import numpy as np
 
 from data_plane.engine.grammar import Grammars
 from data_plane.engine.messages import TokenLogprob
-from data_plane.engine.sampler import sample
+from data_plane.engine.sampler import sample, score
 from data_plane.engine.scheduler import Scheduled
-from data_plane.models.batch import Batch
+from data_plane.models.batch import Array, Batch
 from data_plane.models.registry import Model
 
 
@@ -43,10 +43,16 @@ class Runner:
         self._token_bytes = model.spec.kv_bytes_per_token(model.kv_value_bytes)
 
     def run(self, plan: list[Scheduled]) -> dict[str, Sampled]:
-        """One forward pass. Returns what came of each sequence whose last token ran, by id."""
+        """One forward pass. Returns what came of each sequence whose last token ran, by id.
+
+        Log-probabilities of prompts are added to their sequences.
+        """
         sampling = [item.seq for item in plan if item.samples]
         masks = self._grammars.begin_masks(sampling)
-        logits = self._model(self._batch(plan), self.kv)
+        scored = [_scored(item) for item in plan]
+        logits = self._model(self._batch(plan, scored), self.kv)
+        if any(scored):
+            logits = _score(logits, plan, scored)
         if not sampling:
             return {}
         allowed = {row: mask.result() for row, mask in masks.items()}
@@ -63,7 +69,7 @@ class Runner:
         """The least a step must read and write: the weights once, and each sequence's keys and values once."""
         return self._weight_bytes + self._token_bytes * sum(item.seq.num_computed + item.count for item in plan)
 
-    def _batch(self, plan: list[Scheduled]) -> Batch:
+    def _batch(self, plan: list[Scheduled], scored: list[range]) -> Batch:
         size = self._block_size
         counts = np.fromiter((item.count for item in plan), np.int64, len(plan))
         starts = np.fromiter((item.seq.num_computed for item in plan), np.int64, len(plan))
@@ -82,7 +88,11 @@ class Runner:
         seq_lens = starts + counts
         tables = self._tables[rows, : -(-int(seq_lens.max()) // size)]
         slots = tables[owner, positions // size].astype(np.int64) * size + positions % size
-        sampled = np.fromiter((item.samples for item in plan), bool, len(plan))
+        wanted = np.zeros(total, bool)
+        wanted[ends - 1] = np.fromiter((item.samples for item in plan), bool, len(plan))
+        for end, item, positions_scored in zip(ends, plan, scored, strict=True):
+            first = int(end) - item.count - item.seq.num_computed
+            wanted[first + positions_scored.start : first + positions_scored.stop] = True
         cu_seqlens = np.zeros(len(plan) + 1, np.int32)
         cu_seqlens[1:] = ends
         return Batch(
@@ -93,7 +103,7 @@ class Runner:
             cu_seqlens_q=cu_seqlens,
             seq_lens=seq_lens.astype(np.int32),
             max_query_len=int(counts.max()),
-            logit_rows=ends[sampled] - 1,
+            logit_rows=np.flatnonzero(wanted),
         )
 
     def _fill_table(self, row: int, blocks: list[int]) -> None:
@@ -101,3 +111,27 @@ class Runner:
         if known < len(blocks):
             self._tables[row, known : len(blocks)] = blocks[known:]
         self._shown[row], self._filled[row] = blocks, len(blocks)
+
+
+def _scored(item: Scheduled) -> range:
+    """Positions of the part whose logits say how likely the prompt's next token was, and are not known yet."""
+    seq = item.seq
+    if not seq.unscored:
+        return range(0)
+    return range(max(seq.num_computed, len(seq.scored)), min(seq.num_computed + item.count, seq.prompt_len - 1))
+
+
+def _score(logits: Array, plan: list[Scheduled], scored: list[range]) -> Array:
+    """Give sequences the log-probabilities of their prompts; return the rows that are for sampling."""
+    sampled: list[int] = []
+    at = 0
+    for item, positions in zip(plan, scored, strict=True):
+        seq, count = item.seq, len(positions)
+        if count:
+            tokens = seq.tokens[positions.start + 1 : positions.stop + 1]
+            seq.scored += score(logits[at : at + count], tokens, seq.params.prompt_logprobs)
+        at += count
+        if item.samples:
+            sampled.append(at)
+            at += 1
+    return np.ascontiguousarray(logits[sampled])

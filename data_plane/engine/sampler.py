@@ -18,6 +18,7 @@ from kernels.sampling import Draws
 
 Array = np.ndarray[Any, Any]
 VERY_UNLIKELY = -9999.0
+NOTHING = -1
 _MASK = (1 << 64) - 1
 
 
@@ -40,7 +41,8 @@ def sample(
 ) -> tuple[list[int], list[TokenLogprob | None]]:
     """Choose a token for each sequence. logits: float32 [R, V], row i belongs to seqs[i]; may be overwritten.
 
-    masks: for constrained rows, a bit a token (see `grammar.apply_mask`).
+    masks: for constrained rows, a bit a token (see `grammar.apply_mask`). A row in which no token is possible, because
+    its logits are no numbers or its mask leaves none, gets NOTHING and no logprob.
     """
     wanted = [row for row, seq in enumerate(seqs) if seq.params.logprobs >= 0]
     raw = {row: _log_softmax(logits[row]) for row in wanted}
@@ -48,11 +50,19 @@ def sample(
         _adjust(logits[row], seq)
     for row, mask in (masks or {}).items():
         apply_mask(logits[row], mask)
-    tokens = draw(logits, _draws(seqs))
+    drawn = draw(logits, _draws(seqs))
+    possible = np.isfinite(logits[np.arange(len(seqs)), drawn])
+    tokens = [token if good else NOTHING for token, good in zip(drawn, possible, strict=True)]
     logprobs: list[TokenLogprob | None] = [None] * len(seqs)
     for row in wanted:
-        logprobs[row] = _logprob(raw[row], tokens[row], seqs[row].params.logprobs)
+        if tokens[row] != NOTHING:
+            logprobs[row] = _logprob(raw[row], tokens[row], seqs[row].params.logprobs)
     return tokens, logprobs
+
+
+def score(logits: Array, tokens: list[int], count: int) -> list[TokenLogprob]:
+    """How likely each of `tokens` was by its row of float32 logits [R, V], with the `count` likeliest."""
+    return [_logprob(_log_softmax(row), token, count) for row, token in zip(logits, tokens, strict=True)]
 
 
 def _draws(seqs: list[Sequence]) -> Draws:
@@ -86,8 +96,9 @@ def _adjust(row: Array, seq: Sequence) -> None:
 
 
 def _log_softmax(row: Array) -> Array:
-    shifted = row - row.max()
-    normal: Array = shifted - np.log(np.exp(shifted).sum(dtype=np.float64))
+    with np.errstate(invalid="ignore"):  # what is no number stays none, and is found when a token is drawn
+        shifted = row - row.max()
+        normal: Array = shifted - np.log(np.exp(shifted).sum(dtype=np.float64))
     return normal
 
 

@@ -12,6 +12,8 @@ from data_plane.engine.kv_cache import BlockPool
 from data_plane.engine.request import Sequence
 
 _LOOK_AHEAD = 32
+# a token whose logits are wanted costs a row of the vocabulary's size and a look at all of it
+MOST_SCORED = 64
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,19 @@ class Scheduler:
         """After a step failed: run these one at a time, so that the one at fault fails alone."""
         self._alone.extend(ids)
 
+    def alone(self, seq: Sequence) -> Scheduled:
+        """A step of a new sequence, as short as a block, by itself; others give way where there is no room."""
+        self._live[seq.id] = seq
+        while not (self._rows and self._admit(seq, [])):
+            self._preempt(self.running[-1])
+        return Scheduled(seq, seq.num_tokens)
+
     def schedule(self) -> list[Scheduled]:
         """The next step's work; empty only when nothing can run."""
         while self._alone:
             seq = self._live.get(self._alone.popleft())
             if seq is not None and seq.row >= 0:
-                count = min(seq.num_tokens - seq.num_computed, self.limits.prefill_chunk)
+                count = self._share(seq, self.limits.prefill_chunk)
                 if self._grow(seq, count):
                     return [Scheduled(seq, count)]
         budget = self.limits.max_batched_tokens
@@ -106,7 +115,7 @@ class Scheduler:
         # preempting shortens the list from its end, so it is walked by place
         while place < len(self.running) and budget > 0:
             seq = self.running[place]
-            count = min(seq.num_tokens - seq.num_computed, budget, self._chunk())
+            count = self._share(seq, budget)
             while not self._grow(seq, count):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -116,6 +125,11 @@ class Scheduler:
             budget -= count
             place += 1
         return budget
+
+    def _share(self, seq: Sequence, budget: int) -> int:
+        """How many of its tokens a sequence runs in this step."""
+        most = min(budget, MOST_SCORED) if seq.unscored else budget
+        return min(seq.num_tokens - seq.num_computed, most, self._chunk())
 
     def _chunk(self) -> int:
         return self.limits.prefill_chunk if len(self.running) > 1 else self.limits.max_batched_tokens
@@ -133,14 +147,15 @@ class Scheduler:
             if not self._admit(seq, hits):
                 passed.append(seq)
                 break
-            count = min(seq.num_tokens - seq.num_computed, budget, self._chunk())
+            count = self._share(seq, budget)
             plan.append(Scheduled(seq, count))
             budget -= count
         self._queue.extendleft(reversed(passed))
 
     def _prefix(self, seq: Sequence) -> list[bytes] | None:
         """The cached prefix, or None to wait for a running sequence that computes more of it right now."""
-        if not self.limits.prefix_cache:
+        # what is not computed has no logits
+        if not self.limits.prefix_cache or seq.unscored:
             return []
         # the last token always runs: its logits are wanted
         hashes = seq.hash_blocks((seq.num_tokens - 1) // self.limits.block_size, self.limits.block_size)

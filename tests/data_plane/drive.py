@@ -24,6 +24,7 @@ class Reply:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     cached_tokens: int = 0
     error: str = ""
@@ -36,7 +37,9 @@ def load_model(path: Path, **settings: Any) -> Loaded:
 def new_core(loaded: Loaded, *, tokens: int | None = None, **limits: Any) -> EngineCore:
     """A core with empty books on a loaded model. `tokens` shrinks the pool; stale memory is made poisonous."""
     cache = loaded.runner.kv
-    cache[...] = -1 if isinstance(cache, np.ndarray) and cache.dtype == np.int64 else float("nan")
+    # bytes of 255 are no number in any format that is kept in them
+    whole = isinstance(cache, np.ndarray) and cache.dtype.kind in "iu"
+    cache[...] = np.array(-1).astype(cache.dtype) if whole else float("nan")
     size = loaded.limits.block_size
     blocks = loaded.num_blocks if tokens is None else tokens // size
     return EngineCore(
@@ -76,6 +79,7 @@ class Driver:
         assert reply.finish is None, f"{output.id} was heard of after its end"
         reply.tokens += output.tokens
         reply.logprobs += output.logprobs or []
+        reply.prompt_logprobs += output.prompt_logprobs or []
         reply.cached_tokens += output.cached_tokens
         reply.finish = output.finish
         reply.error = output.error

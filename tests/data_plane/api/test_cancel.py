@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -44,7 +45,6 @@ WAYS: dict[str, tuple[dict[str, Any], bool, Callable[[socket.socket], None]]] = 
     "before the first byte": ({}, False, socket.socket.close),
     "waiting for a plain reply": ({"stream": False}, False, socket.socket.close),
     "by reset": ({}, True, reset),
-    "by half": ({}, True, lambda connection: connection.shutdown(socket.SHUT_WR)),
     "with several choices": ({"n": 5}, False, socket.socket.close),
 }
 
@@ -95,3 +95,43 @@ def test_a_stop_string_ends_the_work_too(narrow: Replica) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
     eventually(narrow.idle)
     assert generated(narrow) - made < LONG["max_tokens"]
+
+
+def read_all(connection: socket.socket) -> bytes:
+    got = b""
+    while piece := connection.recv(65536):
+        got += piece
+    return got
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_only_stops_sending_gets_its_reply(stream: bool, narrow: Replica) -> None:
+    """Half-closed, it still reads; while it waits in the queue, too."""
+    before = cancelled(narrow)
+    body = {**LONG, "max_tokens": 30, "stream": stream}
+    whole = narrow.chat("Write.", max_tokens=30, ignore_eos=True)["choices"][0]["message"]["content"]
+    waiting = [narrow.open_stream({**LONG, "max_tokens": 3000}) for _ in range(2)]
+    eventually(lambda: narrow.health()["running"] == 2)
+    with narrow.open_stream(body) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: narrow.health()["waiting"] == 1)
+        for other in waiting:
+            other.close()
+        got = read_all(connection)
+    interim, _, reply = got.rpartition(b"HTTP/1.1 200 OK")
+    assert interim.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") == b""
+    if stream:
+        assert b"data: [DONE]" in reply
+        assert reply.count(b"data: ") > 10
+    else:
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"] == whole
+    eventually(narrow.idle)
+    assert cancelled(narrow) == before + 2
+
+
+def test_a_half_sent_request_is_dropped(narrow: Replica) -> None:
+    with socket.create_connection(("127.0.0.1", narrow.ready["port"]), timeout=10) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection.shutdown(socket.SHUT_WR)
+        assert read_all(connection) == b""
+    eventually(narrow.idle)

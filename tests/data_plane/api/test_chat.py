@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.data_plane import tiny
-from tests.data_plane.replica import PATIENCE, Replica, Stream, eventually, running
+from tests.data_plane.replica import PATIENCE, Replica, Stream, eventually, running, strict
 from tests.data_plane.text.tokenizers_made import sentencepiece_fields
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -119,6 +119,34 @@ def test_several_prompts(demo: Replica) -> None:
     assert [said(answer, index) for index in range(4)] == [alone[0], alone[0], alone[1], alone[1]]
     stream = demo.stream(COMPLETIONS, {"prompt": prompts, "n": 2, "max_tokens": 5})
     assert [stream.text(index) for index in range(4)] == [said(answer, index) for index in range(4)]
+
+
+def test_echo_with_logprobs(demo: Replica) -> None:
+    """G05's first. The prompt's tokens come with theirs, the first with none; streamed the same; of each choice."""
+    body = {"prompt": ["correct horse battery staple", "The capital of France is"], "n": 2, "echo": True, "logprobs": 5,
+            "temperature": 1, "top_p": 0.01, "seed": 1, "max_tokens": 8}  # fmt: skip
+    answer = demo.post(COMPLETIONS, body)
+    assert answer.status_code == 200, answer.text
+    choices = strict(answer.content)["choices"]
+    frames = demo.stream(COMPLETIONS, body).frames
+    alone = demo.complete("The capital of France is", max_tokens=8, logprobs=5)["choices"][0]
+    for index, choice in enumerate(choices):
+        told = choice["logprobs"]
+        assert len({len(column) for column in told.values()}) == 1
+        assert "".join(told["tokens"]) == choice["text"]
+        assert [choice["text"][at:][: len(token)] for at, token in zip(told["text_offset"], told["tokens"], strict=True)
+                ] == told["tokens"]  # fmt: skip
+        assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+        assert all(number <= 0 for number in told["token_logprobs"][1:])
+        assert all(max(top.values()) >= own for top, own in zip(told["top_logprobs"][1:], told["token_logprobs"][1:],
+                                                                strict=True))  # fmt: skip
+        parts = [part for frame in frames for part in frame["choices"] if part["index"] == index]
+        for column, entries in told.items():
+            assert [entry for part in parts if part["logprobs"] for entry in part["logprobs"][column]] == entries
+    assert choices[2]["text"].endswith(alone["text"])
+    assert choices[2]["logprobs"]["token_logprobs"][-8:] == pytest.approx(alone["logprobs"]["token_logprobs"])
+    refused = demo.post(COMPLETIONS, {**body, "prompt": [[5] * 2000] * 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
 
 
 def test_a_prompt_as_text_or_as_tokens_and_its_echo(demo: Replica) -> None:
