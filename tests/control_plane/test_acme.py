@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from control_plane.domain import Address
 from control_plane.gateway.challenges import ChallengeResponder
 from control_plane.security.acme import AcmeClient
 from control_plane.security.certificates import CertificateAuthority
-from control_plane.security.challenges import AcmeError, FileSolver
+from control_plane.security.challenges import AcmeError, FileSolver, Route53Solver
+from control_plane.security.keyring import open_keyring
 from control_plane.security.sources import AcmeSource, AuthoritySource
-from tests.control_plane.harness import Installation, free_port, until
+from tests.control_plane.harness import Aws, Installation, free_port, until
+from tests.control_plane.name_server import NameServer
 
 
 @dataclass
@@ -40,12 +43,18 @@ class Pebble:
 
 @pytest.fixture(scope="module")
 def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pebble]:
+    with authority(tmp_path_factory.mktemp("pebble")) as found:
+        yield found
+
+
+@contextmanager
+def authority(folder: Path, *flags: str) -> Iterator[Pebble]:
+    """A running pebble."""
     program = shutil.which("pebble")
     if program is None:
         pytest.skip("the ACME test server pebble isn't installed")
-    folder = tmp_path_factory.mktemp("pebble")
-    authority = CertificateAuthority(folder, days=2)
-    pem = authority.ensure("pebble", ["localhost", "127.0.0.1"], time.time()).path
+    own = CertificateAuthority(folder, days=2)
+    pem = own.ensure("pebble", ["localhost", "127.0.0.1"], time.time()).path
     port, management, http_port = free_port(), free_port(), free_port()
     settings = {
         "listenAddress": f"127.0.0.1:{port}",
@@ -58,7 +67,7 @@ def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pebble]:
     (folder / "config.json").write_text(json.dumps({"pebble": settings}))
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [program, "-config", str(folder / "config.json")],
+            [program, "-config", str(folder / "config.json"), *flags],
             stdout=log,
             stderr=log,
             env={"PEBBLE_VA_NOSLEEP": "1", "PEBBLE_WFE_NONCEREJECT": "30", "PATH": "/usr/bin"},
@@ -68,15 +77,17 @@ def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pebble]:
     def up() -> bool:
         assert process.poll() is None, (folder / "log").read_text()
         try:
-            context = ssl.create_default_context(cafile=authority.ca_file)
+            context = ssl.create_default_context(cafile=own.ca_file)
             return httpx.get(directory, verify=context, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 
-    until(up, "pebble is up")
-    yield Pebble(directory, authority.ca_file, http_port, f"https://localhost:{management}")
-    process.kill()
-    process.wait(10)
+    try:
+        until(up, "pebble is up")
+        yield Pebble(directory, own.ca_file, http_port, f"https://localhost:{management}")
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 async def test_a_certificate_is_obtained_kept_and_renewed(pebble: Pebble, tmp_path: Path) -> None:
@@ -115,6 +126,46 @@ async def test_a_certificate_is_obtained_kept_and_renewed(pebble: Pebble, tmp_pa
         assert list((folder / "challenges").iterdir()) == []
     finally:
         await responder.close()
+
+
+def test_names_are_proven_in_the_dns(aws: Aws, tmp_path: Path) -> None:
+    route53 = aws.client("route53")
+    (old, zone, _) = (
+        route53.create_hosted_zone(Name=name, CallerReference=name)["HostedZone"]["Id"]
+        for name in ("example.com.", "eu.example.com.", "other.org.")
+    )
+    names = NameServer(route53)
+    solver = Route53Solver(route53, poll=0.1)
+    folder = tmp_path / "acme"
+    keyring = open_keyring(tmp_path)
+    fallback = AuthoritySource(CertificateAuthority(tmp_path, days=90), "gateway-a", ["localhost"])
+    wanted = ["eu.example.com", "*.eu.example.com"]
+
+    def records(of: str) -> list[str]:
+        found = route53.list_resource_record_sets(HostedZoneId=of)["ResourceRecordSets"]
+        return [one["Name"] for one in found if one["Type"] == "TXT"]
+
+    try:
+        with authority(tmp_path / "pebble", "-dnsserver", f"127.0.0.1:{names.port}") as pebble:
+
+            def client() -> AcmeClient:
+                return AcmeClient(pebble.directory, folder, solver, ca_file=pebble.ca_file, keyring=keyring)
+
+            source = AcmeSource(client, folder / "a.pem", wanted, fallback, keyring=keyring)
+            source.refresh(time.time())
+            pair = source.read()
+            pair.check(time.time(), tmp_path)
+            leaf = x509.load_pem_x509_certificate(pair.pem)
+            shown = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            assert sorted(shown.get_values_for_type(x509.DNSName)) == sorted(wanted)
+            assert names.asked.count("_acme-challenge.eu.example.com") >= 2
+            assert records(zone) == records(old) == []  # taken away again
+            for kept in ("a.pem", "account.key"):
+                assert b"PRIVATE KEY" not in (folder / kept).read_bytes()
+            with client() as stranger, pytest.raises(AcmeError, match=r"no public zone for nowhere\.net"):
+                stranger.obtain(["nowhere.net"])
+    finally:
+        names.close()
 
 
 async def test_only_challenges_are_answered(tmp_path: Path) -> None:
