@@ -10,6 +10,7 @@ import fcntl
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -31,6 +32,7 @@ from control_plane.config import AcmeSettings, Settings
 from control_plane.domain import Address
 from control_plane.errors import ConfigError, StoreUnavailable
 from control_plane.gateway.challenges import ChallengeResponder
+from control_plane.gateway.hosts import host_names
 from control_plane.gateway.server import Gateway
 from control_plane.listener import TlsListener
 from control_plane.observe.logs import event
@@ -150,6 +152,7 @@ async def serve(
     """
     stop = asyncio.Event()
     _stop_on_signals(stop)
+    _open_many()
     async with AsyncExitStack() as stack:
         # A gateway serves from the last word that it was given.
         platform = await open_platform(settings, migrate=migrate, without_store=set(roles) == {Role.GATEWAY})
@@ -202,13 +205,16 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
         timing=settings.timing,
         trusted_proxies=settings.trusted_proxies,
         link=platform.link,
+        domain=settings.domain,
     )
     stack.push_async_callback(gateway.close)
     await gateway.keeper.start()
     found = settings.region(region)
     public = found.public_url if found else None
     name = f"gateway-{region}"
-    source: CertificateSource = AuthoritySource(platform.authority, name, _host_names(address, public))
+    source: CertificateSource = AuthoritySource(
+        platform.authority, name, [*_host_names(address, public), *host_names(region, settings.domain)]
+    )
     if found is not None and found.certificate is not None and found.key is not None:
         source = FilesSource(found.certificate, found.key)
     if found is not None and found.acme is not None:
@@ -275,6 +281,12 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     await listener.start()
     stack.push_async_callback(listener.stop, 1.0)
     return _url(listener.address), [listener.run]
+
+
+def _open_many() -> None:
+    """As many connections as the system lets this process have: shells start programs with far fewer."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _collect_less() -> None:

@@ -38,6 +38,13 @@ def _network(text: str) -> str:
     return str(ipaddress.ip_network(text))
 
 
+def _domain(text: str) -> str:
+    name = text.lower().rstrip(".")
+    if not all(is_name(label) for label in name.split(".")):
+        raise ValueError("must be a domain name, such as llm.example.com")
+    return name
+
+
 HostPort = Annotated[str, AfterValidator(_address)]
 
 
@@ -163,6 +170,8 @@ class Settings(_Section):
     admin: HostPort = "127.0.0.1:8440"
     gateway: HostPort = "127.0.0.1:8443"
     regions: tuple[RegionSettings, ...] = (RegionSettings(name="local-eu"), RegionSettings(name="local-me"))
+    domain: Annotated[str, AfterValidator(_domain)] | None = None
+    """Where it is set, an endpoint is also `ENDPOINT.REGION.DOMAIN`: `*.REGION.DOMAIN` must lead to its gateways."""
     replica_command: tuple[str, ...] = (sys.executable, "-m", "data_plane", "serve")
     replica_log_bytes: int = Field(8 * 1024 * 1024, ge=4096)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -33,6 +33,7 @@ from control_plane.gateway.body import NO_HEAD, Head, keep_alive_of, model_of, r
 from control_plane.gateway.demand import DemandTracker
 from control_plane.gateway.door import Door
 from control_plane.gateway.exchange import Exchange
+from control_plane.gateway.hosts import endpoint_of
 from control_plane.gateway.limits import Bound, Limiter
 from control_plane.gateway.meter import Meter, usage_event
 from control_plane.gateway.proxy import Proxy, error_reply
@@ -75,6 +76,7 @@ class Gateway:
         timing: Timing,
         trusted_proxies: Sequence[str] = (),
         link: Link = PLAIN,
+        domain: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         folder = home / "gateway"
@@ -98,6 +100,7 @@ class Gateway:
         self._started_at = clock()
         self._authenticator = Authenticator(self.keeper, secret, clock=clock, max_age=limits.snapshot_max_age)
         self._trusted_proxies = trusted_proxies
+        self._domain = domain
         self._limiter = Limiter(limits.max_in_flight, limits.max_buffered_bytes)
         self._quotas = Quotas(
             store,
@@ -189,9 +192,14 @@ class Gateway:
         headers = request.headers
         source = source_address(request.remote, headers.getall("X-Forwarded-For", ()), self._trusted_proxies)
         key = exchange.key = await self._authenticator.check(headers.get("Authorization"), source)
-        endpoint = None
+        endpoint = endpoint_of(headers.get("Host"), self.region, self._domain)
+        if endpoint is not None:
+            exchange.override_model = True
         if exchange.path.startswith("/e/"):
-            endpoint, _, rest = exchange.path[3:].partition("/")
+            named, _, rest = exchange.path[3:].partition("/")
+            if endpoint not in (None, named):
+                raise no_such_endpoint(named[:100])
+            endpoint = named
             exchange.path, exchange.override_model = f"/{rest}", True
         if exchange.path == _MODELS or exchange.path.startswith(f"{_MODELS}/"):
             _require_method(request, exchange, "GET")
