@@ -74,6 +74,12 @@ class Fields:
             raise _wrong(name, "a non-empty string", value)
         return value
 
+    def optional_string(self, name: str) -> str | None:
+        value = self._body.get(name)
+        if value is not None and not isinstance(value, str):
+            raise _wrong(name, "a string", value)
+        return value
+
     def refuse(self, name: str, allowed: tuple[Any, ...], why: str) -> None:
         """Refuse a field that we know but cannot honour, unless its value asks for nothing."""
         value = self._body.get(name)

@@ -48,7 +48,9 @@ def _operation(path: str, reply: str, chunk: str = "", body: dict[str, Any] | No
     content = {"application/json": {"schema": _reference(reply)}}
     if chunk:
         told = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(chunk)}
-        content["text/event-stream"] = {"schema": _object(("data",), data=told, event=_TEXT)}
+        content["text/event-stream"] = {
+            "schema": _object(("data",), data={"anyOf": [told, {"const": "[DONE]"}]}, event=_TEXT)
+        }
     failure = {"description": "refused or failed", "content": {"application/json": {"schema": _reference("Error")}}}
     operation: dict[str, Any] = {
         "operationId": path.removeprefix("/v1/").replace("/", "_").replace("{", "").replace("}", ""),
@@ -203,7 +205,14 @@ def _response(limits: ModelLimits | None) -> Schema:
     )  # fmt: skip
     reasoning = _object(("type",), type={"const": "reasoning"})
     items = _list({"anyOf": [message, call, output, reasoning]}, chat.MOST_MESSAGES)
-    table = (*sampling.COMMON, responses.MAX_OUTPUT_TOKENS, chat.TOP_LOGPROBS, responses.STORE, tools.PARALLEL)
+    table = (
+        *sampling.COMMON,
+        responses.MAX_OUTPUT_TOKENS,
+        responses.MAX_TOOL_CALLS,
+        chat.TOP_LOGPROBS,
+        responses.STORE,
+        tools.PARALLEL,
+    )
     return _request(
         limits, table, (),
         input=_nullable(_TEXT, items),
@@ -215,7 +224,7 @@ def _response(limits: ModelLimits | None) -> Schema:
         background={"enum": [False, None]},
         truncation={"enum": ["disabled", None]},
         include=_nullable({"enum": list(responses.INCLUDABLE)}),
-        user={"type": ["string", "null"]},
+        **{name: {"type": ["string", "null"]} for name in responses.LABELS},
         **_refused("conversation", "prompt"),
         **_tools(nested=False),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from data_plane.api.chat import MOST_MESSAGES, TOP_LOGPROBS, text_of
 from data_plane.api.context import REPLICA, respond
 from data_plane.api.conversation import Conversation, converse, effort_variables
 from data_plane.api.fields import Fields
-from data_plane.api.parameters import Bound, Flag, OptionalInteger
+from data_plane.api.parameters import Bound, Flag, ModelLimits, OptionalInteger
 from data_plane.api.pipeline import Prompt
 from data_plane.api.response_reply import ResponseReply
 from data_plane.api.response_store import Stored
@@ -22,7 +22,9 @@ from data_plane.errors import RequestError
 
 MAX_OUTPUT_TOKENS = OptionalInteger("max_output_tokens", 1, Bound.CONTEXT)
 STORE = Flag("store", default=True)
+MAX_TOOL_CALLS = OptionalInteger("max_tool_calls", 1, 1 << 31)
 MOST_METADATA = 16
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
 INCLUDABLE: tuple[list[str], ...] = ([], ["message.output_text.logprobs"], ["reasoning.encrypted_content"])
 
 
@@ -41,9 +43,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     messages = [*earlier, *read_input(fields.raw("input"))]
     if not messages:
         raise RequestError("input must be a string or a non-empty array of items", param="input")
-    instructions = fields.raw("instructions")
-    if instructions is not None and not isinstance(instructions, str):
-        raise RequestError("instructions must be a string", param="instructions")
+    instructions = fields.optional_string("instructions")
     told = [{"role": "system", "content": instructions}] if instructions else []
     use = read_tools(fields)
     conversation = await _converse(request, fields, [*told, *messages], use)
@@ -62,7 +62,9 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         replica.responses.put(Stored(reply.id, owner, [*messages, reply.as_message()]), time.monotonic())
 
     store = STORE.read(fields)
-    reply = ResponseReply(_echo(fields, model, use, most), replica.tokenizer, logprobs >= 0, keep if store else None)
+    reply = ResponseReply(
+        _echo(fields, replica.limits, model, use, most), replica.tokenizer, logprobs >= 0, keep if store else None
+    )
     return await respond(request, replica, reply, [Prompt(conversation.tokens)], generation, conversation.reading)
 
 
@@ -136,7 +138,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any, where: str) -> None:
         raise RequestError(f"{where}: items of type {kind!r} are not supported", param=f"{where}.type")
 
 
-def _echo(fields: Fields, model: str, use: ToolUse, most: int | None) -> dict[str, Any]:
+def _echo(fields: Fields, limits: ModelLimits, model: str, use: ToolUse, most: int | None) -> dict[str, Any]:
     """What a Response repeats of its request."""
     metadata = fields.raw("metadata")
     if metadata is not None and (not isinstance(metadata, dict) or len(metadata) > MOST_METADATA):
@@ -152,12 +154,24 @@ def _echo(fields: Fields, model: str, use: ToolUse, most: int | None) -> dict[st
         "reasoning": {"effort": (fields.raw("reasoning") or {}).get("effort"), "summary": None},
         "store": STORE.read(fields),
         "temperature": TEMPERATURE.read(fields),
-        "text": fields.raw("text") or {"format": {"type": "text"}},
+        "text": {"format": _echoed_format((fields.raw("text") or {}).get("format"))},
         "tool_choice": {"type": "function", "name": use.choice} if named else use.choice,
         "tools": [{"type": "function", "strict": True, **function} for function in use.functions],
         "top_logprobs": fields.raw("top_logprobs") or 0,
         "top_p": TOP_P.read(fields),
         "truncation": "disabled",
         "service_tier": "default",
-        "user": fields.raw("user"),
+        # there are no tools of our own to call, and none of these changes what a model says
+        "max_tool_calls": MAX_TOOL_CALLS.read(fields, limits),
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        **{name: fields.optional_string(name) for name in LABELS},
     }
+
+
+def _echoed_format(form: dict[str, Any] | None) -> dict[str, Any]:
+    if form is None:
+        return {"type": "text"}
+    named = {"description": None, "strict": None, **form}
+    kept = ("type", "name", "schema", "description", "strict") if form["type"] == "json_schema" else ("type",)
+    return {name: named[name] for name in kept}
