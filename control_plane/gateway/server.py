@@ -51,6 +51,8 @@ from control_plane.store.database import Store
 
 _POSTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"})
 _MODELS = "/v1/models"
+# what a replica says of no model in particular (`python -m data_plane.api.openapi`); a test holds it to that
+_DOCUMENT = Path(__file__).with_name("openapi.json").read_bytes()
 _BEAT_SECONDS = 5.0
 _IDLE_SECONDS = 75.0
 _BYTES_PER_TOKEN = 4
@@ -311,6 +313,8 @@ class Gateway:
             status = "ok" if self.keeper.healthy else "degraded"
             code = 200 if self.keeper.healthy else 503
             return web.json_response({"status": status, "snapshot_age_s": age}, status=code)
+        if path == "/openapi.json":
+            return web.Response(body=_DOCUMENT, content_type="application/json")
         if path == "/metrics" and _is_loopback(request.remote):
             return web.Response(body=metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
         error = NotFound(f"Unknown request URL: {request.method} {path}", code="unknown_url")

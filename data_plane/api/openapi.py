@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from data_plane.api import chat, completions, conversation, embeddings, responses, sampling, tools
@@ -244,3 +245,7 @@ def _embedding(limits: ModelLimits | None) -> Schema:
 def _refused(*names: str) -> dict[str, Schema]:
     """Fields that are known and cannot be honoured: only their absence is taken."""
     return {name: {"type": "null"} for name in names}
+
+
+if __name__ == "__main__":
+    print(json.dumps(document(), indent=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
+from control_plane.gateway import server as gateway
 from data_plane.api.openapi import document
 from data_plane.api.parameters import ModelLimits
 from data_plane.loading.sources import pull
@@ -42,6 +44,11 @@ def properties(path: str, limits: ModelLimits | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize("limits", [None, ModelLimits(2048, 1000)])
 def test_it_is_valid(limits: ModelLimits | None) -> None:
     validate(document(limits))
+
+
+def test_the_gateway_serves_it_for_any_model() -> None:
+    kept = Path(gateway.__file__).with_name("openapi.json")
+    assert json.loads(kept.read_text()) == document(), "write it anew: python -m data_plane.api.openapi > " + str(kept)
 
 
 def test_bounds_are_the_models() -> None:

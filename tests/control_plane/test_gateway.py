@@ -454,6 +454,7 @@ def test_old_tls_and_plain_http_are_refused(eu: str) -> None:
 
 def test_the_gateways_own_pages(tenant: httpx.Client, endpoint: str) -> None:
     assert tenant.get("/livez").json()["status"] == "ok"
+    assert tenant.get("/openapi.json").json()["openapi"] == "3.1.0"
     assert tenant.get("/readyz").status_code == 200
     assert tenant.post(CHAT, json=chat(model=endpoint, stream=True)).status_code == 200
     text = tenant.get("/metrics").text

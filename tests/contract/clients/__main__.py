@@ -33,14 +33,15 @@ class Client:
 
 
 CLIENTS = (
-    Client("openai (Node)", "node_openai.mjs", ("openai@6",)),
-    Client("Vercel AI SDK", "node_vercel.mjs", ("ai@6", "@ai-sdk/openai@3", "zod@4")),
-    Client("langchain-openai", "langchain_client.py", ("langchain-openai",)),
-    Client("litellm", "litellm_client.py", ("litellm",)),
-    Client("openai-agents", "agents_client.py", ("openai-agents",)),
-    Client("pydantic-ai", "pydantic_ai_client.py", ("pydantic-ai-slim[openai]",)),
-    Client("instructor", "instructor_client.py", ("instructor",)),
-    Client("llm", "llm_client.py", ("llm",)),
+    Client("openai (Python)", "openai_client.py", ("openai==3.57.0",)),
+    Client("openai (Node)", "node_openai.mjs", ("openai@6.49.0",)),
+    Client("Vercel AI SDK", "node_vercel.mjs", ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")),
+    Client("langchain-openai", "langchain_client.py", ("langchain-openai==1.7.4",)),
+    Client("litellm", "litellm_client.py", ("litellm==1.110.2",)),
+    Client("openai-agents", "agents_client.py", ("openai-agents==0.24.0",)),
+    Client("pydantic-ai", "pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
+    Client("instructor", "instructor_client.py", ("instructor==1.17.0",)),
+    Client("llm", "llm_client.py", ("llm==0.36",)),
 )
 
 
@@ -106,13 +107,9 @@ def install(client: Client, folder: Path) -> None:
 
 
 def version(client: Client) -> str:
-    folder = ENVIRONMENTS / Path(client.script).stem
-    first = client.packages[0].split("[")[0]
-    if client.is_node:
-        return first
-    code = f"from importlib.metadata import version; print(version({first!r}))"
-    done = subprocess.run([str(folder / "bin" / "python"), "-c", code], capture_output=True, text=True, timeout=60)
-    return done.stdout.strip() or "?"
+    """As it is pinned."""
+    separator = "@" if client.is_node else "=="
+    return ", ".join(package.rpartition(separator)[2] for package in client.packages[:2])
 
 
 if __name__ == "__main__":
