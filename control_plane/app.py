@@ -28,7 +28,7 @@ from control_plane.api.places import Places
 from control_plane.api.platform import PlatformOperations
 from control_plane.api.server import AdminApi
 from control_plane.autoscaler.loop import Autoscaler
-from control_plane.config import AcmeSettings, Settings
+from control_plane.config import AcmeSettings, Settings, Timing
 from control_plane.domain import Address
 from control_plane.errors import ConfigError, StoreUnavailable
 from control_plane.gateway.challenges import ChallengeResponder
@@ -54,6 +54,7 @@ from control_plane.store.database import Store
 from control_plane.store.schema import require_schema, upgrade_schema
 
 _ANY_HOST = ("0.0.0.0", "::")
+_RELAXED = 4.0
 _COLLECT_AFTER = (20_000, 20, 50)
 Loop = Callable[[], Awaitable[None]]
 
@@ -159,17 +160,18 @@ async def serve(
         stack.push_async_callback(platform.store.close)
         stack.callback(platform.tracing.close)
         loops: list[Loop] = [platform.mesh.run] if platform.mesh else []
+        relaxed = _relaxed(settings.timing) if set(Role) <= set(roles) else settings.timing
         gateway_urls = {}
         if Role.CONTROLLER in roles and end_replicas:
             grace = settings.timing.terminate_grace + settings.timing.stop_grace
             stack.push_async_callback(end_all, platform.store, platform.providers(), within=grace)
         if Role.CONTROLLER in roles:
-            loops += _controller(platform)
+            loops += _controller(platform, relaxed)
         # Pushed after what they depend on, so that on the way out tenants are let go first.
         background = await stack.enter_async_context(_Background())
         if Role.GATEWAY in roles:
             for region in regions:
-                url, gateway_loops = await _gateway(platform, region, stack)
+                url, gateway_loops = await _gateway(platform, relaxed, region, stack)
                 gateway_urls[region] = url
                 loops += gateway_loops
         admin_url = None
@@ -185,13 +187,19 @@ async def serve(
     background.raise_fault()
 
 
-def _controller(platform: Platform) -> list[Loop]:
+def _relaxed(timing: Timing) -> Timing:
+    """For loops that all run in one process: what one of them writes wakes the others, and polling is for strangers."""
+    return timing.model_copy(update={name: getattr(timing, name) * _RELAXED for name in ("tick", "snapshot_poll")})
+
+
+def _controller(platform: Platform, relaxed: Timing) -> list[Loop]:
+    # Replicas don't wake anybody: the reconciler keeps looking at them.
     timing = platform.settings.timing
     reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner_name(), link=platform.link)
-    return [reconciler.run, Autoscaler(platform.store, timing).run]
+    return [reconciler.run, Autoscaler(platform.store, relaxed).run]
 
 
-async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
+async def _gateway(platform: Platform, timing: Timing, region: str, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
     settings = platform.settings
     address = settings.gateway_address(region)
     gateway = Gateway(
@@ -202,7 +210,7 @@ async def _gateway(platform: Platform, region: str, stack: AsyncExitStack) -> tu
         region=region,
         gateway_id=f"{region}@{socket.gethostname()}"[:40] + f":{address.port or os.getpid()}",
         limits=settings.limits,
-        timing=settings.timing,
+        timing=timing,
         trusted_proxies=settings.trusted_proxies,
         link=platform.link,
         domain=settings.domain,
