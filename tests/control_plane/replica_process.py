@@ -3,7 +3,7 @@
 Behaviour is chosen by the model's name, words joined by `+`: `fast`, `start-300ms` (slow to start), `bad`
 (model_not_found), `unknown-code`, `tokens-50` (length of a reply), `pace-20ms` (between tokens), `child` (starts a
 child process, as an engine would), `cut` (dies in mid-stream), `early` (closes before the first byte),
-`full`, `engine`, `fault` (answers 5xx).
+`once` (closes a kept connection as its second request comes), `full`, `engine`, `fault` (answers 5xx).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Replica:
         self.served = 0
         self.cancelled = 0
         self.draining = False
+        self.used: weakref.WeakSet[Any] = weakref.WeakSet()
         self.seen: list[dict[str, str]] = []
 
     def number(self, word: str, default: int) -> int:
@@ -83,6 +85,11 @@ class Replica:
             return problem(500, "engine_error")
         if "fault" in self.words:
             return problem(500, "internal_error")
+        if "once" in self.words:
+            if request.transport in self.used:
+                request.transport.abort()
+                return web.Response()
+            self.used.add(request.transport)
         if "early" in self.words:
             assert request.transport is not None
             request.transport.abort()

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
@@ -62,6 +63,11 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert detail["message"]
     assert "x-request-id" in response.headers
     return detail
+
+
+def ready_addresses(admin: AdminClient, name: str, count: int) -> list[str] | None:
+    found = [one.address for one in admin.endpoint(name).replicas if one.state == "ready" and one.address]
+    return found if len(found) == count else None
 
 
 def replica_address(admin: AdminClient, name: str) -> str:
@@ -360,6 +366,63 @@ def test_a_request_that_lost_its_replica_is_tried_once_elsewhere(admin: AdminCli
     for _ in range(8):
         assert tenant.post(CHAT, json=chat(model="pair")).status_code == 200
     admin.delete_endpoint("pair")
+
+
+def test_a_kept_connection_that_closes_as_a_request_goes_out_costs_nothing(
+    admin: AdminClient, tenant: httpx.Client
+) -> None:
+    create(admin, "closing", "once")
+    assert [tenant.post(CHAT, json=chat(model="closing")).status_code for _ in range(10)] == [200] * 10
+    until(lambda: [row.requests for row in admin.usage(endpoint="closing")] == [10], "each is metered once")
+    admin.delete_endpoint("closing")
+
+
+def test_a_replica_whose_streams_all_left_at_once_gets_its_share_again(
+    platform: Installation, admin: AdminClient, eu: str, key: str
+) -> None:
+    create(admin, "crowd", "fast+pace-50ms", min_replicas=2, max_replicas=2)
+    addresses = until(lambda: ready_addresses(admin, "crowd", 2), "two replicas")
+
+    def look() -> list[dict[str, int]]:
+        return [httpx.get(f"http://{address}/health").json() for address in addresses]
+
+    async def crowd() -> None:
+        context = ssl.create_default_context(cafile=platform.ca_file)
+        connector = aiohttp.TCPConnector(limit=0, ssl=context)
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+            body = chat(model="crowd", stream=True, max_tokens=4000)
+            replies = await asyncio.gather(*(session.post(f"{eu}{CHAT}", json=body) for _ in range(200)))
+            await asyncio.gather(*(reply.content.readline() for reply in replies))
+            assert sum(one["running"] for one in look()) == 200
+            for reply in replies:
+                reply.close()
+
+    asyncio.run(crowd())
+    until(lambda: [one["running"] for one in look()] == [0, 0], "nothing runs on", patience=5)
+    with platform.tenant(eu, key) as client:
+        gauge = 'ingle_requests_running{endpoint="crowd",region="local-eu"} 0.0'
+        until(lambda: gauge in client.get("/metrics").text, "the gateway says so without new traffic", patience=5)
+    before = [one["served"] for one in look()]
+
+    async def share() -> None:
+        context = ssl.create_default_context(cafile=platform.ca_file)
+        connector = aiohttp.TCPConnector(limit=10, ssl=context)
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+
+            async def one() -> int:
+                async with session.post(f"{eu}{CHAT}", json=chat(model="crowd", max_tokens=1)) as reply:
+                    await reply.read()
+                    return reply.status
+
+            assert await asyncio.gather(*(one() for _ in range(100))) == [200] * 100
+
+    asyncio.run(share())
+    served = [after["served"] - old for after, old in zip(look(), before, strict=True)]
+    assert sum(served) == 100
+    assert min(served) >= 40
+    admin.delete_endpoint("crowd")
 
 
 def test_at_zero_without_a_hold_is_a_503_that_starts_it_all_the_same(admin: AdminClient, tenant: httpx.Client) -> None:

@@ -10,20 +10,43 @@ from datetime import datetime
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from control_plane.api import schemas
 from control_plane.client import AdminClient
 from control_plane.errors import Unprocessable
-from tests.control_plane.harness import Installation, chat, create, until
+from tests.control_plane.harness import Installation, chat, create, installed, until
 
 CHAT = "/v1/chat/completions"
 KINDS = ("requests", "tokens")
 
 
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Installation, str]]:
+    """An installation on each kind of database, and the root of a second gateway in a process of its own."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("platform"), request.getfixturevalue("second_gateway")
+        return
+    server: str = request.getfixturevalue("postgres_url")
+    with psycopg.connect(server.replace("+psycopg", "") + "postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE two_gateways")
+    with installed(tmp_path_factory.mktemp("two") / "home", INGLE_DATABASE_URL=f"{server}two_gateways") as installation:
+        installation.up()
+        second = installation.start("serve", "gateway", "-r", "local-eu", "--gateway", "127.0.0.1:0")
+        yield installation, second.facts["gateways"]["local-eu"]
+
+
 @pytest.fixture(scope="module")
-def admin(platform: Installation) -> Iterator[AdminClient]:
-    with platform.admin() as client:
+def installation(both: tuple[Installation, str]) -> Installation:
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def admin(installation: Installation) -> Iterator[AdminClient]:
+    with installation.admin() as client:
         yield client
 
 
@@ -34,15 +57,15 @@ def endpoint(admin: AdminClient) -> str:
 
 
 @pytest.fixture(scope="module")
-def roots(platform: Installation, second_gateway: str) -> list[str]:
-    return [platform.programs[0].facts["gateways"]["local-eu"], second_gateway]
+def roots(both: tuple[Installation, str]) -> list[str]:
+    return [both[0].programs[0].facts["gateways"]["local-eu"], both[1]]
 
 
 @pytest.fixture
-def ask(platform: Installation, roots: list[str], endpoint: str) -> Iterator[Any]:
+def ask(installation: Installation, roots: list[str], endpoint: str) -> Iterator[Any]:
     """`ask(secret, gateway, **body)` → the reply."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(platform.tenant(root, "")) for root in roots]
+        clients = [stack.enter_context(installation.tenant(root, "")) for root in roots]
 
         def post(secret: str, gateway: int, model: str = endpoint, **body: Any) -> httpx.Response:
             headers = {"Authorization": f"Bearer {secret}"}
@@ -110,13 +133,13 @@ def test_a_grace_out_of_bounds_is_refused(admin: AdminClient, grace: float) -> N
 
 
 def test_a_key_may_use_what_its_scope_says(
-    admin: AdminClient, ask: Any, platform: Installation, roots: list[str], endpoint: str
+    admin: AdminClient, ask: Any, installation: Installation, roots: list[str], endpoint: str
 ) -> None:
     create(admin, "keys-other", "fast")
     here = admin.create_key({"name": "here", "endpoints": [endpoint], "routes": [CHAT], "networks": ["127.0.0.0/8"]})
     assert ask(here.secret, 0).status_code == 200
     assert code(ask(here.secret, 0, model="keys-other")) == (404, "model_not_found")
-    with platform.tenant(roots[0], here.secret) as client:
+    with installation.tenant(roots[0], here.secret) as client:
         assert code(client.get("/v1/models")) == (403, "permission_denied")
         assert code(client.post("/v1/completions", json={"model": endpoint, "prompt": "x"})) == (
             403,
@@ -127,7 +150,7 @@ def test_a_key_may_use_what_its_scope_says(
     until(lambda: code(ask(here.secret, 0)) == (403, "permission_denied"), "it may not be used from here")
     admin.update_key(here.id, {"networks": None})
     until(lambda: ask(here.secret, 0).status_code == 200, "it may again")
-    with platform.tenant(roots[0], here.secret) as client:
+    with installation.tenant(roots[0], here.secret) as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [endpoint]
     admin.delete_endpoint("keys-other")
 
@@ -157,7 +180,7 @@ def test_requests_a_minute_hold_over_two_gateways_and_retry_after_is_true(admin:
 
 
 def test_streams_and_cancelled_streams_are_charged_and_refused_requests_are_not(
-    admin: AdminClient, ask: Any, platform: Installation, roots: list[str], endpoint: str
+    admin: AdminClient, ask: Any, installation: Installation, roots: list[str], endpoint: str
 ) -> None:
     key = admin.create_key({"name": "tpm", "tokens_per_minute": 400})
     left = []
@@ -169,7 +192,7 @@ def test_streams_and_cancelled_streams_are_charged_and_refused_requests_are_not(
         left.append(int(reply.headers["x-ratelimit-remaining-tokens"]))
     assert left == sorted(left, reverse=True)
     with (
-        platform.tenant(roots[0], key.secret) as client,
+        installation.tenant(roots[0], key.secret) as client,
         client.stream("POST", CHAT, json=chat(model=endpoint, stream=True, max_tokens=150)) as reply,
     ):
         assert reply.status_code == 200
@@ -182,7 +205,7 @@ def test_streams_and_cancelled_streams_are_charged_and_refused_requests_are_not(
 
 
 def test_limits_of_a_tenant_and_an_endpoint_bind_all_their_keys(
-    platform: Installation, admin: AdminClient, ask: Any, roots: list[str]
+    installation: Installation, admin: AdminClient, ask: Any, roots: list[str]
 ) -> None:
     admin.create_tenant("limited")
     create(admin, "limited-endpoint", "fast", tenant="limited")
