@@ -21,10 +21,13 @@ class StopMatcher:
         if not self._stops:
             return text
         window = self._held + text
-        first = min(((at, -len(stop), stop) for stop in self._stops if (at := window.find(stop)) >= 0), default=None)
+        # the one that is complete first, the longest of these: so the pieces that text comes in change nothing
+        found = ((at + len(stop), at, stop) for stop in self._stops if (at := window.find(stop)) >= 0)
+        first = min(found, default=None)
         if first is not None:
-            self.matched, self._held = first[2], ""
-            return window[: first[0]]
+            _, at, self.matched = first
+            self._held = ""
+            return window[:at]
         keep = self._unsafe_tail(window)
         self._held = window[len(window) - keep :]
         return window[: len(window) - keep]
