@@ -1,4 +1,4 @@
-"""Whatever bytes come, in whatever pieces, whatever ends them: a stream is the plain reply and leaves nothing behind."""
+"""Whatever bytes come in whatever pieces, whatever ends them: a stream is the plain reply, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_stream_is_the_plain_reply(prompt: str, fields: dict[str, Any], data: 
 )  # fmt: skip
 def test_a_client_may_leave_at_any_byte(fields: dict[str, Any], read: int, others: int, small: Replica) -> None:
     body = {"messages": [{"role": "user", "content": "Write."}], **fields}
-    connections = [small.open_stream({**body, "seed": number}) for number in range(1 + others)]
+    connections = [small.open_stream({**body, "seed": number}, "Connection: close") for number in range(1 + others)]
     left = read
     while left and (piece := connections[0].recv(left)):
         left -= len(piece)
