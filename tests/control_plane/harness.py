@@ -161,7 +161,7 @@ class Aws:
     url: str
     region: str = "eu-central-1"
     environment: Mapping[str, str] = field(
-        default_factory=lambda: {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+        default_factory=lambda: {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "CANARY-aws-secret"}
     )
 
     def answers(self) -> bool:

@@ -86,6 +86,7 @@ class Replica:
         if "fault" in self.words:
             return problem(500, "internal_error")
         if "once" in self.words:
+            assert request.transport is not None
             if request.transport in self.used:
                 request.transport.abort()
                 return web.Response()

@@ -117,6 +117,7 @@ def test_an_installation_on_kms_moves_to_another_key_while_it_runs(aws: Aws, fre
     kms.create_alias(AliasName="alias/ingle", TargetKeyId=old)
     settings = {"KMS_KEY": "alias/ingle", "AWS_REGION": aws.region, "ENDPOINT_URL": aws.url}
     fresh.more = {f"INGLE_KEYRING__{name}": value for name, value in settings.items()} | dict(aws.environment)
+    fresh.more |= {"INGLE_LOG_LEVEL": "debug"}
     up = fresh.up()
     with fresh.admin() as admin:
         url = create(admin, "sealed", "fast")
@@ -134,6 +135,9 @@ def test_an_installation_on_kms_moves_to_another_key_while_it_runs(aws: Aws, fre
         assert url
         assert tenant.post("/chat/completions", json=chat(model="sealed")).status_code == 200
     assert wrapped_by(fresh.home) == {new}
+    written = [path for path in fresh.home.rglob("*") if path.is_file()] + [one.errors for one in fresh.programs]
+    canary = aws.environment["AWS_SECRET_ACCESS_KEY"].encode()
+    assert [path for path in written if canary in path.read_bytes()] == []
     refused = ingle(fresh.home, "keyring", "rotate", **fresh.more | {"INGLE_KEYRING__KMS_KEY": "alias/none"})
     assert refused.returncode == 1
     assert "AWS KMS refused" in refused.stderr
