@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-gateway bench-peers clients fuzz clean
+.PHONY: help setup demo up test check format bench bench-gateway bench-peers clients fuzz canaries clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ clients: setup $(VENV)/.dev  ## OpenAI clients of many makers against the platfo
 
 fuzz: setup $(VENV)/.dev  ## 5,200 requests made from the replica's own OpenAPI document: none may end in a 5xx
 	@$(BIN)/python -m tests.contract.fuzz $(ARGS)
+
+canaries: setup $(VENV)/.dev  ## 500 rounds of 64 requests at once: does anything of one reach another?
+	@$(BIN)/python -m tests.contract.canaries $(ARGS)
 
 clean:          ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
