@@ -313,9 +313,15 @@ async def _begin(request: web.BaseRequest, exchange: Exchange) -> web.StreamResp
         "cache-control": "no-cache",
         "x-accel-buffering": "no",
     }
-    response = web.StreamResponse(status=exchange.status, headers=exchange.headers)
+    response = _Stream(status=exchange.status, headers=exchange.headers)
     await response.prepare(request)
     return response
+
+
+class _Stream(web.StreamResponse):
+    """Its headers go out with its first frame, in one record."""
+
+    _send_headers_immediately = False
 
 
 async def _end(response: web.StreamResponse, last: bytes) -> web.StreamResponse:
