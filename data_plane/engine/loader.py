@@ -18,8 +18,10 @@ from data_plane.loading.sources import resolve
 from data_plane.models.packed import PackedLlamaModel, decoder_shape
 from data_plane.models.registry import Model, build, check_family
 from data_plane.models.spec import ModelSpec
+from kernels.cpu import Wide
 
-_PACKED = ("packed", "packed8")
+# what 8 bits cost most, for the least work (infra/decisions/0001)
+_PACKED = {"packed": Wide.QKV | Wide.HEAD, "packed8": Wide(0)}
 _CPU_KV_TOKENS = 65_536
 _CPU_MEMORY_SHARE = 0.25
 _GPU_MEMORY_SHARE = 0.9
@@ -147,7 +149,7 @@ def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: str) -> str |
         library()
     except CompilerMissing as error:
         return str(error)
-    return decoder_shape(spec, block_size=config.block_size, most_tokens=1, threads=1, activation_bits=15).why_not()
+    return decoder_shape(spec, block_size=config.block_size, most_tokens=1, threads=1).why_not()
 
 
 def _packed(
@@ -159,7 +161,7 @@ def _packed(
         block_size=config.block_size,
         most_tokens=max(budget, config.max_num_seqs),
         threads=threads,
-        activation_bits=8 if precision == "packed8" else 15,
+        wide=_PACKED[precision],
     )
     return PackedLlamaModel(checkpoint, path, shape, max_model_len)
 
@@ -174,7 +176,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def _num_blocks(config: EngineConfig, model: Model, device: str, max_model_len: int) -> int:
-    per_token = model.spec.kv_bytes_per_token(model.kv_value_bytes)
+    per_token = model.kv_token_bytes
     if device == "cuda":
         import torch
 

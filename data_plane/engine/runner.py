@@ -40,7 +40,7 @@ class Runner:
         self._shown: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._filled = [0] * max_num_seqs
         self._weight_bytes = model.weight_bytes()
-        self._token_bytes = model.spec.kv_bytes_per_token(model.kv_value_bytes)
+        self._token_bytes = model.kv_token_bytes
 
     def run(self, plan: list[Scheduled]) -> dict[str, Sampled]:
         """One forward pass. Returns what came of each sequence whose last token ran, by id.

@@ -91,7 +91,7 @@ class LlamaModel:
         spec = self.spec = checkpoint.spec
         self.ops = ops
         self._dtype, self._device = dtype, device
-        self.kv_value_bytes = dtype.itemsize
+        self.kv_token_bytes = spec.kv_bytes_per_token(dtype.itemsize)
         self._hidden = torch.empty(0)
         self.embedding = to_tensor(checkpoint.dense("embed.weight"), dtype, device)
         self.layers = [Layer(index, spec, checkpoint, ops, dtype, device) for index in range(spec.num_layers)]

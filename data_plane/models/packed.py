@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from data_plane.loading import prepacked
 from data_plane.loading.checkpoint import Checkpoint, GroupedWeight, group_to_8_bits
 from data_plane.models.batch import Array, Batch
 from data_plane.models.spec import ModelSpec
-from kernels.cpu import LANES, Decoder, DecoderShape, LayerWeights, PackedMatrix, pack
+from kernels.cpu import LANES, Decoder, DecoderShape, LayerWeights, PackedMatrix, Wide, pack
 from kernels.sampling import Draws
 
 
@@ -20,7 +21,8 @@ class PackedLlamaModel:
 
     def __init__(self, checkpoint: Checkpoint, path: Path, shape: DecoderShape, max_model_len: int) -> None:
         spec = self.spec = checkpoint.spec
-        self.kv_value_bytes = 2
+        self._piece = shape.kv_piece
+        self.kv_token_bytes = spec.num_layers * spec.num_kv_heads * shape.kv_piece // shape.block_size
         entry = prepacked.entry_for(path, spec)
         arrays = prepacked.read(entry)
         if arrays is None:
@@ -37,8 +39,11 @@ class PackedLlamaModel:
 
     def new_cache(self, num_blocks: int, block_size: int) -> Array:
         spec = self.spec
-        shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        return np.empty(shape, np.float16)
+        shape = (num_blocks, spec.num_layers, spec.num_kv_heads, self._piece)
+        # vectors that straddle cache lines cost twice
+        room = np.empty(math.prod(shape) + 63, np.uint8)
+        start = -room.ctypes.data % 64
+        return room[start : start + math.prod(shape)].reshape(shape)
 
     def __call__(self, batch: Batch, kv: Array) -> Array:
         return self._decoder.step(
@@ -57,7 +62,7 @@ class PackedLlamaModel:
 
 
 def decoder_shape(
-    spec: ModelSpec, *, block_size: int, most_tokens: int, threads: int, activation_bits: int
+    spec: ModelSpec, *, block_size: int, most_tokens: int, threads: int, wide: Wide = Wide.ALL
 ) -> DecoderShape:
     return DecoderShape(
         hidden=spec.hidden_size,
@@ -71,7 +76,7 @@ def decoder_shape(
         most_tokens=most_tokens,
         threads=threads,
         eps=spec.norm_eps,
-        activation_bits=activation_bits,
+        wide=wide,
     )
 
 

@@ -17,10 +17,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Model(Protocol):
-    """Loaded weights, and the step over them. kv_value_bytes: size of one cached number."""
+    """Loaded weights, and the step over them. kv_token_bytes: a token's share of the KV cache."""
 
     spec: ModelSpec
-    kv_value_bytes: int
+    kv_token_bytes: int
 
     def new_cache(self, num_blocks: int, block_size: int) -> Any:
         """An empty paged KV cache in a layout of the model's own."""

@@ -4,12 +4,13 @@
 // A thread that fell behind finds old phases exhausted and catches up. Each part's result depends on its own row (or row and
 // output tile) alone, so a row's outputs do not depend on the batch, the chunk or the number of threads.
 #include "attention.h"
-#include "gemm.h"
 #include "pool.h"
 #include "sampling.h"
 
 #define FEW_ROWS 4
 #define MOST_PARTS 256
+
+enum { WIDE_QKV = 1, WIDE_OUT = 2, WIDE_GATE_UP = 4, WIDE_DOWN = 8, WIDE_HEAD = 16 };
 
 typedef struct {
     const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // q_norm, k_norm may be null
@@ -19,7 +20,7 @@ typedef struct {
 
 typedef struct {
     int32_t hidden, layers, heads, kv_heads, head_dim, rotary_dim, intermediate, vocabulary;
-    int32_t block_size, most_tokens, threads, planes;  // planes of activations: 1 (8 bits) or 2 (15 bits)
+    int32_t block_size, most_tokens, threads, wide;  // wide: a bit for each matrix (WIDE_…) whose inputs have 15 bits, not 8
     float eps;
     const layer *layer;
     const float *norm, *cos_sin;
@@ -31,8 +32,8 @@ typedef struct {
     int32_t tokens, sequences, table_width, logit_rows;
     const int64_t *ids, *positions, *slots, *logit_row;
     const int32_t *tables, *starts, *lengths;
-    half *kv;              // [blocks][layers][2][Hk][…]: what is used lies together, so that little memory is touched
-    int64_t block_stride;  // in halves
+    uint8_t *kv;           // [blocks][layers][Hk] pieces: what is used lies together, so that little memory is touched
+    int64_t block_stride;  // in bytes
     float *logits;         // [logit_rows][vocabulary]
 } step;
 
@@ -45,7 +46,7 @@ typedef struct {
     float *weights;          // [threads][vocabulary], for draws
     candidate *candidates;   // [threads][vocabulary]
     float *x, *fused, *attended, *mlp;
-    quantized shared, own[MOST_THREADS];
+    quantized shared, own[MOST_THREADS], queries;
     softmax_part *parts;
     int32_t *items;  // attention parts before each sequence, [most sequences + 1]
     int32_t spread;
@@ -54,9 +55,9 @@ typedef struct {
 } decoder;
 
 
-static int allot_quantized(quantized *q, int rows, int width, int planes) {
+static int allot_quantized(quantized *q, int rows, int width, int wide) {
     q->high = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64);
-    if (planes == 2 && !(q->low = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64))) return -1;
+    if (wide && !(q->low = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64))) return -1;
     q->scale = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
     q->sum = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
     return q->high && q->scale && q->sum ? 0 : -1;
@@ -77,6 +78,7 @@ void ingle_decoder_close(decoder *d) {
     free(d->x), free(d->fused), free(d->attended), free(d->mlp), free(d->parts), free(d->items), free(d->logit_rows), free(d->claims), free(d->finished);
     free(d->weights), free(d->candidates);
     free_quantized(&d->shared);
+    free_quantized(&d->queries);
     for (int t = 0; t < MOST_THREADS; t++) free_quantized(&d->own[t]);
     free(d);
 }
@@ -103,8 +105,10 @@ decoder *ingle_decoder_open(const shape *s) {
     d->weights = floats((size_t)s->threads * ((s->vocabulary + LANES - 1) / LANES * LANES));
     d->candidates = malloc(sizeof *d->candidates * (size_t)s->threads * s->vocabulary);
     int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->logit_rows || !d->finished || !d->items || !d->parts;
-    failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->planes);
-    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->planes);
+    failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->wide);
+    d->queries.inputs = s->heads * padded(s->head_dim);
+    failed |= allot_quantized(&d->queries, s->most_tokens, d->queries.inputs, 1);
+    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->wide);
     if (failed || pool_open(&d->workers, s->threads)) {
         ingle_decoder_close(d);
         return NULL;
@@ -175,20 +179,17 @@ static void prepare_head(decoder *d, const layer *l, int row, quantized *to, int
 // Quantize the inputs of a matrix, then multiply. Few rows are prepared by every thread for itself, which is cheaper than a
 // phase; a thread that does so too late works on moving data, but then finds no part left to spoil with it.
 static int linear(decoder *d, int thread, int phase, int rows, const layer *l, prepare_row prepare, const matrix *m,
-                  float *out, int stride, int add) {
+                  int wide, float *out, int stride, int add) {
     int few = rows <= FEW_ROWS;
-    quantized *in = few ? &d->own[thread] : &d->shared;
+    quantized in = few ? d->own[thread] : d->shared;
+    in.inputs = m->inputs;
+    if (!(d->s.wide & wide)) in.low = NULL;
     if (few) {
-        in->inputs = m->inputs;
-        for (int row = 0; row < rows; row++) prepare(d, l, row, in, row);
+        for (int row = 0; row < rows; row++) prepare(d, l, row, &in, row);
     } else {
-        quantized mine = d->shared;
-        mine.inputs = m->inputs;
-        for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) prepare(d, l, row, &mine, row);
+        for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) prepare(d, l, row, &in, row);
         settle(d, phase, rows);
     }
-    quantized from = *in;
-    from.inputs = m->inputs;
     phase++;
     // rows go by bands that stay in the second-level cache while a band of tiles passes over them
     const int band = 64, bands = (rows + band - 1) / band, tiles = tiles_of(m);
@@ -197,47 +198,78 @@ static int linear(decoder *d, int thread, int phase, int rows, const layer *l, p
         int first_tile = part % groups * take, first_row = part / groups * band;
         int last_tile = first_tile + take < tiles ? first_tile + take : tiles;
         int last_row = first_row + band < rows ? first_row + band : rows;
-        multiply(m, first_tile, last_tile, &from, first_row, last_row, out, stride, add);
+        multiply(m, first_tile, last_tile, &in, first_row, last_row, out, stride, add);
     }
     settle(d, phase, parts);
     return phase + 1;
 }
 
 static void rotate(float *head, const float *cos_sin, int rotary) {
-    int halfway = rotary / 2;
-    for (int i = 0; i < halfway; i++) {
-        float a = head[i], b = head[i + halfway], c = cos_sin[i], s = cos_sin[halfway + i];
+    int halfway = rotary / 2, i = 0;
+    float *other = head + halfway;
+    const float *cosines = cos_sin, *sines = cos_sin + halfway;
+    for (; i + LANES <= halfway; i += LANES) {
+        f32v a = load(head + i), b = load(other + i), c = load(cosines + i), s = load(sines + i);
+        store(head + i, a * c - b * s);
+        store(other + i, b * c + a * s);
+    }
+    for (; i < halfway; i++) {
+        float a = head[i], b = other[i], c = cosines[i], s = sines[i];
         head[i] = a * c - b * s;
-        head[i + halfway] = b * c + a * s;
+        other[i] = b * c + a * s;
     }
 }
 
-// Norms and rotation of one token's heads; its key and value go to the cache.
+// Bytes of `count` numbers, a multiple of 16, with 128 added; returns their scale.
+static float quantize_bytes(const float *x, int count, uint8_t *to) {
+    f32v most = splat(0);
+    for (int i = 0; i < count; i += LANES) most = max_lanes(most, max_lanes(load(x + i), -load(x + i)));
+    float top = max_of(most), inverse = top > 0 ? MOST_8 / top : 0.0f;
+    for (int i = 0; i < count; i += LANES) store_bytes((int8_t *)to + i, nearest(load(x + i) * inverse) + ADDED);
+    return top / MOST_8;
+}
+
+static void place_key(const float *k, uint8_t *piece, float *scales, int offset, int width, int block) {
+    uint8_t bytes[MOST_HEAD_DIM];
+    for (int g = 0; g < width / GROUP; g++)
+        scales[g * block + offset] = quantize_bytes(k + g * GROUP, GROUP, bytes + g * GROUP);
+    for (int d = 0; d < width; d += 4) memcpy(piece + (size_t)d * block + offset * 4, bytes + d, 4);
+}
+
+static void place_value(const float *v, uint8_t *piece, float *scales, int offset, int width, int block) {
+    uint8_t bytes[MOST_HEAD_DIM];
+    scales[width / GROUP * block + offset] = quantize_bytes(v, width, bytes);
+    uint8_t *to = piece + (size_t)block * width + (size_t)(offset / 4) * width * 4 + offset % 4;
+    for (int d = 0; d < width; d++) to[d * 4] = bytes[d];
+}
+
+// Norms and rotation of one token's heads; its queries are quantized, its key and value go to the cache.
 static void place_row(decoder *d, const layer *l, int index, int row) {
     const shape *s = &d->s;
     const step *n = &d->now;
-    int dim = s->head_dim, block = s->block_size;
+    int dim = s->head_dim, block = s->block_size, width = padded(dim);
     float *fused = d->fused + (size_t)row * (s->heads + 2 * s->kv_heads) * dim;
     const float *cos_sin = s->cos_sin + (size_t)n->positions[row] * s->rotary_dim;
-    for (int h = 0; h < s->heads + s->kv_heads; h++) {
-        const float *weight = h < s->heads ? l->q_norm : l->k_norm;
-        if (weight) norm_row(fused + h * dim, weight, s->eps, dim, fused + h * dim);
-        rotate(fused + h * dim, cos_sin, s->rotary_dim);
-    }
+    float head[MOST_HEAD_DIM] __attribute__((aligned(64))) = {0};
     float scale = 1.0f / sqrtf((float)dim);
-    for (int i = 0; i < s->heads * dim; i++) fused[i] *= scale;
     int64_t slot = n->slots[row];
-    if (slot < 0) return;
-    size_t part = (size_t)s->kv_heads * dim * block;
-    half *keys = n->kv + (size_t)(slot / block) * n->block_stride + (size_t)index * 2 * part, *values = keys + part;
-    int offset = (int)(slot % block);
-    for (int h = 0; h < s->kv_heads; h++) {
-        const float *k = fused + (s->heads + h) * dim, *v = k + s->kv_heads * dim;
-        half *to_k = keys + (size_t)h * dim * block + offset;
-        half *to_v = values + ((size_t)h * block + offset) * dim;
-        for (int i = 0; i < dim; i++) {
-            to_k[(size_t)i * block] = float_to_half(k[i]);
-            to_v[i] = float_to_half(v[i]);
+    size_t bytes = piece_bytes(dim, block);
+    uint8_t *pieces = slot < 0 ? NULL : n->kv + (size_t)(slot / block) * n->block_stride + (size_t)index * s->kv_heads * bytes;
+    for (int h = 0; h < s->heads + 2 * s->kv_heads; h++) {
+        memcpy(head, fused + h * dim, sizeof(float) * (size_t)dim);
+        int key = h - s->heads, value = key - s->kv_heads;
+        const float *weight = key < 0 ? l->q_norm : l->k_norm;
+        if (value < 0) {
+            if (weight) norm_row(head, weight, s->eps, dim, head);
+            rotate(head, cos_sin, s->rotary_dim);
+        }
+        if (key < 0) {
+            for (int i = 0; i < dim; i += LANES) store(head + i, load(head + i) * scale);
+            for (int g = 0; g < width / GROUP; g++) quantize_group(head + g * GROUP, &d->queries, row, h * (width / GROUP) + g);
+        } else if (pieces) {
+            uint8_t *piece = pieces + (size_t)(value < 0 ? key : value) * bytes;
+            float *scales = (float *)(piece + (size_t)2 * block * width);
+            (value < 0 ? place_key : place_value)(head, piece, scales, (int)(slot % block), width, block);
         }
     }
 }
@@ -249,22 +281,36 @@ typedef struct {
     int count, longest;
 } attention_tile;
 
+static int32_t group_total(const tile_rows_view *t, int r, int group) {
+    static const uint8_t ones[LANES * 4] = {[0 ... LANES * 4 - 1] = 1};
+    i32v high = whole(0), low = whole(0);
+    for (int i = group * GROUP; i < (group + 1) * GROUP; i += 4) {
+        high = dot_four(high, ones, t->high[r] + i);
+        low = dot_four(low, ones, t->low[r] + i);
+    }
+    return high[0] * 128 + low[0];
+}
+
 static attention_tile open_tile(decoder *d, const layer *l, int index, int sequence, int head, int tile) {
     const shape *s = &d->s;
     const step *n = &d->now;
     int share = s->heads / s->kv_heads, dim = s->head_dim;
     int first = n->starts[sequence], queries = n->starts[sequence + 1] - first;
-    size_t part = (size_t)s->kv_heads * dim * s->block_size;
-    const half *keys = n->kv + (size_t)index * 2 * part;
-    attention_tile t = {.kv = {keys, keys + part, n->tables + (size_t)sequence * n->table_width,
-                               (size_t)n->block_stride, s->block_size,
-                               __builtin_ctz((unsigned)s->block_size), head, dim}};
+    size_t piece = piece_bytes(dim, s->block_size);
+    int width = padded(dim), groups = width / GROUP;
+    attention_tile t = {.kv = {n->kv + (size_t)index * s->kv_heads * piece, n->tables + (size_t)sequence * n->table_width,
+                               (size_t)n->block_stride, piece, s->block_size,
+                               __builtin_ctz((unsigned)s->block_size), head, width}};
     int left = queries * share - tile * MOST_TILE;
     t.count = left < MOST_TILE ? left : MOST_TILE;
     for (int r = 0; r < t.count; r++) {
         int flat = tile * MOST_TILE + r, token = flat / share, q_head = head * share + flat % share;
         int position = n->lengths[sequence] - queries + token;
-        t.rows.q[r] = d->fused + ((size_t)(first + token) * (s->heads + 2 * s->kv_heads) + q_head) * dim;
+        size_t query = (size_t)(first + token) * s->heads + q_head;
+        t.rows.high[r] = d->queries.high + query * width;
+        t.rows.low[r] = d->queries.low + query * width;
+        t.rows.scale[r] = d->queries.scale + query * groups;
+        for (int g = 0; g < groups; g++) t.rows.added[r][g] = ADDED * group_total(&t.rows, r, g);
         t.rows.to[r] = position + 1;
         t.rows.from[r] = l->window > 0 && position + 1 > l->window ? position + 1 - l->window : 0;
         t.out[r] = d->attended + ((size_t)(first + token) * s->heads + q_head) * dim;
@@ -366,15 +412,15 @@ static void walk(void *decoder_, int thread) {
     for (int index = 0; index < s->layers; index++) {
         const layer *l = &s->layer[index];
         int fused = (s->heads + 2 * s->kv_heads) * dim;
-        phase = linear(d, thread, phase, rows, l, prepare_attn, &l->qkv, d->fused, fused, 0);
+        phase = linear(d, thread, phase, rows, l, prepare_attn, &l->qkv, WIDE_QKV, d->fused, fused, 0);
         for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) place_row(d, l, index, row);
         settle(d, phase, rows);
         phase = attention(d, phase + 1, l, index);
-        phase = linear(d, thread, phase, rows, l, prepare_out, &l->out, d->x, s->hidden, 1);
-        phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, d->mlp, 2 * s->intermediate, 0);
-        phase = linear(d, thread, phase, rows, l, prepare_down, &l->down, d->x, s->hidden, 1);
+        phase = linear(d, thread, phase, rows, l, prepare_out, &l->out, WIDE_OUT, d->x, s->hidden, 1);
+        phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, WIDE_GATE_UP, d->mlp, 2 * s->intermediate, 0);
+        phase = linear(d, thread, phase, rows, l, prepare_down, &l->down, WIDE_DOWN, d->x, s->hidden, 1);
     }
-    linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, n->logits, s->vocabulary, 0);
+    linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, WIDE_HEAD, n->logits, s->vocabulary, 0);
 }
 
 // Runs the step; 0, or -1 where it does not fit what was allotted.
@@ -427,6 +473,9 @@ int ingle_decoder_draw(decoder *d, const draw_call *call) {
         pool_run(&d->workers, draw_rows, d);
     return 0;
 }
+
+// Bytes of one layer's and key head's share of a block.
+int64_t ingle_kv_piece(int head_dim, int block) { return (int64_t)piece_bytes(head_dim, block); }
 
 int ingle_sizes(int which) {
     switch (which) {

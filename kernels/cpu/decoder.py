@@ -1,15 +1,16 @@
-"""The door to decoder.c: a Llama-family step over a paged 16-bit KV cache, all layers in one call."""
+"""The door to decoder.c: a Llama-family step over a paged 8-bit KV cache, all layers in one call."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import Any
 
 import numpy as np
 
 from kernels.cpu.build import library
-from kernels.cpu.packing import Array, PackedMatrix
+from kernels.cpu.packing import GROUP, Array, PackedMatrix
 from kernels.errors import InvalidInput, KernelError
 from kernels.sampling import Draws
 
@@ -39,7 +40,7 @@ class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "hidden", "layers", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate", "vocabulary",
-            "block_size", "most_tokens", "threads", "planes")),
+            "block_size", "most_tokens", "threads", "wide")),
         ("eps", ctypes.c_float),
         ("layer", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("cos_sin", ctypes.c_void_p),
         ("head", _Matrix), ("embedding", ctypes.c_void_p),
@@ -78,9 +79,20 @@ class LayerWeights:
     window: int
 
 
+class Wide(IntFlag):
+    """Matrices, as in decoder.c."""
+
+    QKV = 1
+    OUT = 2
+    GATE_UP = 4
+    DOWN = 8
+    HEAD = 16
+    ALL = 31
+
+
 @dataclass(frozen=True)
 class DecoderShape:
-    """Sizes in elements; most_tokens bounds a step. activation_bits: 15 loses nothing that shows, 8 is faster."""
+    """Sizes in elements; most_tokens bounds a step. wide: matrices whose inputs have 15 bits instead of 8."""
 
     hidden: int
     heads: int
@@ -93,7 +105,13 @@ class DecoderShape:
     most_tokens: int
     threads: int
     eps: float
-    activation_bits: int = 15
+    wide: Wide = Wide.ALL
+
+    @property
+    def kv_piece(self) -> int:
+        """Bytes that a layer and a key head have of a block: keys, values and their scales (see attention.h)."""
+        groups = -(-self.head_dim // GROUP)
+        return self.block_size * (2 * groups * GROUP + 4 * (groups + 1))
 
     def why_not(self) -> str | None:
         """What keeps the C code from running this shape, or None."""
@@ -137,6 +155,8 @@ class Decoder:
         if reason:
             raise InvalidInput(reason)
         self._library = _bind(build or library())
+        if self._library.ingle_kv_piece(shape.head_dim, shape.block_size) != shape.kv_piece:
+            raise KernelError("the layout of the KV cache differs between Python and C")
         self._kept: list[Any] = [layers, norm, head, embedding, cos_sin]
         self.shape = shape
         self._logits = np.empty((0, shape.vocabulary), np.float32)
@@ -146,7 +166,7 @@ class Decoder:
             shape.hidden, len(layers), shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim,
             shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens,
             min(shape.threads, _MOST_THREADS),
-            1 if shape.activation_bits == 8 else 2, shape.eps,
+            int(shape.wide), shape.eps,
             ctypes.addressof(rows), _address(norm), _address(cos_sin), _matrix(head), _address(embedding),
         )  # fmt: skip
         self._handle = self._library.ingle_decoder_open(ctypes.byref(native))
@@ -175,7 +195,7 @@ class Decoder:
         """float32 logits [R, vocabulary], good until the next step.
 
         ids, positions, slots: int64 [T]; tables: int32 [S, M]; starts: int32 [S + 1]; lengths: int32 [S]; logit_rows:
-        int64 [R]; kv: float16 [blocks, layers, 2, Hk, block, D], whose keys this code lays out [D, block].
+        int64 [R]; kv: uint8 [blocks, layers, Hk, kv_piece].
         """
         wanted = logit_rows.shape[0]
         if wanted > len(self._logits):
@@ -186,7 +206,7 @@ class Decoder:
             ids.shape[0], lengths.shape[0], tables.shape[1], logit_rows.shape[0],
             _address(ids), _address(positions), _address(slots), _address(logit_rows),
             _address(tables), _address(starts), _address(lengths),
-            _address(kv), kv.strides[0] // kv.itemsize, _address(logits),
+            _address(kv), kv.strides[0], _address(logits),
         )  # fmt: skip
         if self._library.ingle_decoder_step(self._handle, ctypes.byref(native)):
             raise InvalidInput(f"a step of {ids.shape[0]} tokens is over the {self.shape.most_tokens} allotted")
@@ -236,6 +256,8 @@ def _bind(native: ctypes.CDLL) -> ctypes.CDLL:
     native.ingle_decoder_hidden.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     native.ingle_decoder_draw.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     native.ingle_decoder_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    native.ingle_kv_piece.restype = ctypes.c_int64
+    native.ingle_kv_piece.argtypes = [ctypes.c_int, ctypes.c_int]
     for which, structure in enumerate((_Matrix, _Layer, _Shape, _Step, _Draw)):
         if native.ingle_sizes(which) != ctypes.sizeof(structure):
             raise KernelError(f"{structure.__name__} differs between Python and C")

@@ -26,43 +26,33 @@ typedef struct {
 #define MOST_8 127
 #define MOST_15 (127 * 128 + 63)
 
+// Sixteen values of 15 bits as 128 · high + low.
+INLINE i32v to_planes(f32v x, int8_t *highs, int8_t *lows) {
+    i32v value = nearest(x), high = (value + 64) >> 7;
+    store_bytes(highs, high);
+    store_bytes(lows, value - (high << 7));
+    return value;
+}
+
 INLINE void quantize_group(const float *x, quantized *q, int row, int group) {
     size_t at = (size_t)row * q->inputs + (size_t)group * GROUP;
-    int8_t *values = q->high + at, *lows = q->low ? q->low + at : NULL;
     float levels = q->low ? MOST_15 : MOST_8;
-    f32v low = load(x), high = load(x + LANES);
-    f32v magnitude = max_lanes(max_lanes(low, -low), max_lanes(high, -high));
-    float most = max_of(magnitude);
+    f32v first = load(x), second = load(x + LANES);
+    float most = max_of(max_lanes(max_lanes(first, -first), max_lanes(second, -second)));
     float inverse = most > 0 ? levels / most : 0.0f;
-    int32_t total = 0;
-#if defined(__AVX512F__)
-    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)low, _mm512_set1_ps(inverse)));
-    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)high, _mm512_set1_ps(inverse)));
-    if (lows) {
-        __m512i half = _mm512_set1_epi32(64);
-        __m512i high_a = _mm512_srai_epi32(_mm512_add_epi32(a, half), 7);
-        __m512i high_b = _mm512_srai_epi32(_mm512_add_epi32(b, half), 7);
-        _mm_storeu_si128((__m128i *)values, _mm512_cvtepi32_epi8(high_a));
-        _mm_storeu_si128((__m128i *)(values + LANES), _mm512_cvtepi32_epi8(high_b));
-        _mm_storeu_si128((__m128i *)lows, _mm512_cvtepi32_epi8(_mm512_sub_epi32(a, _mm512_slli_epi32(high_a, 7))));
-        _mm_storeu_si128((__m128i *)(lows + LANES),
-                         _mm512_cvtepi32_epi8(_mm512_sub_epi32(b, _mm512_slli_epi32(high_b, 7))));
+    i32v total;
+    if (q->low) {
+        total = to_planes(first * inverse, q->high + at, q->low + at);
+        total += to_planes(second * inverse, q->high + at + LANES, q->low + at + LANES);
     } else {
-        _mm_storeu_si128((__m128i *)values, _mm512_cvtepi32_epi8(a));
-        _mm_storeu_si128((__m128i *)(values + LANES), _mm512_cvtepi32_epi8(b));
+        i32v a = nearest(first * inverse), b = nearest(second * inverse);
+        store_bytes(q->high + at, a);
+        store_bytes(q->high + at + LANES, b);
+        total = a + b;
     }
-    total = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
-#else
-    for (int i = 0; i < GROUP; i++) {
-        int32_t value = (int32_t)lrintf(x[i] * inverse), upper = lows ? (value + 64) >> 7 : value;
-        values[i] = (int8_t)upper;
-        if (lows) lows[i] = (int8_t)(value - upper * 128);
-        total += value;
-    }
-#endif
     size_t place = (size_t)row * (q->inputs / GROUP) + group;
     q->scale[place] = most / levels;
-    q->sum[place] = q->scale[place] * (float)total;
+    q->sum[place] = q->scale[place] * (float)sum_whole(total);
 }
 
 INLINE void quantize_row(const float *x, quantized *to, int row) {

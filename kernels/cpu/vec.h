@@ -116,6 +116,41 @@ INLINE float max_of(f32v v) {
     return part[0];
 }
 
+INLINE int32_t sum_whole(i32v v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#endif
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+}
+
+// Lanes where `where` is all ones; 0 in the others, whatever stood there.
+INLINE f32v keep_lanes(i32v where, f32v v) {
+    i32v bits;
+    memcpy(&bits, &v, sizeof bits);
+    bits &= where;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+INLINE i32v nearest(f32v v) {
+#if defined(__AVX512F__)
+    return (i32v)_mm512_cvtps_epi32((__m512)v);
+#endif
+    i32v out;
+    for (int i = 0; i < LANES; i++) out[i] = (int32_t)lrintf(v[i]);
+    return out;
+}
+
+INLINE void store_bytes(int8_t *to, i32v v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < LANES; i++) to[i] = (int8_t)v[i];
+#endif
+}
+
 // e to the x, within 2 units in the last place, for x ≤ 88; very negative x gives 0.
 INLINE f32v exp_lanes(f32v x) {
     const f32v magic = splat(12582912.0f);
@@ -133,13 +168,7 @@ INLINE f32v exp_lanes(f32v x) {
     i32v power = (__builtin_convertvector(turns, i32v) + 127) << 23;
     f32v scale;
     memcpy(&scale, &power, sizeof scale);
-    f32v out = poly * scale;
-    i32v gone = x < splat(-87.0f);
-    i32v bits;
-    memcpy(&bits, &out, sizeof bits);
-    bits &= ~gone;
-    memcpy(&out, &bits, sizeof out);
-    return out;
+    return keep_lanes(~(x < splat(-87.0f)), poly * scale);
 }
 
 INLINE float exp_one(float x) {

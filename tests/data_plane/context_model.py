@@ -34,7 +34,7 @@ class ContextModel:
     """See `registry.Model`."""
 
     def __init__(self) -> None:
-        self.kv_value_bytes = 8
+        self.kv_token_bytes = 16
         self.steps = 0
         self.spec = ModelSpec(
             architecture="llama", hidden_size=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2,

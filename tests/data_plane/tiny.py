@@ -64,6 +64,11 @@ def logits_of(model: Any, tokens: list[int]) -> np.ndarray[Any, Any]:
     return logits
 
 
+def relative_error(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """Root mean square of the difference, as a share of the spread of what is expected."""
+    return float(np.sqrt(((found - expected) ** 2).mean()) / expected.std())
+
+
 def tokens_for(seed: int, count: int = 90) -> list[int]:
     found: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()
     return found

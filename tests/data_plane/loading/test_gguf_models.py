@@ -59,7 +59,7 @@ def test_the_packed_decoder_keeps_the_files_own_groups(family: str, tmp_path: Pa
     tiny.write_gguf(model, path, kinds)
     loaded = load_model(path, precision="packed", kv_cache_tokens=256, threads=1)
     new_core(loaded)
-    np.testing.assert_allclose(forward.logits_of(loaded, TOKENS), tiny.logits_of(model, TOKENS), atol=3e-2, rtol=0)
+    assert tiny.relative_error(forward.logits_of(loaded, TOKENS), tiny.logits_of(model, TOKENS)) < 0.05
 
 
 @pytest.mark.parametrize("kind", [kind for kind in gguf_blocks.BLOCKS if kind > 1])
