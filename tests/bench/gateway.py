@@ -209,6 +209,7 @@ def main() -> int:
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else ["rates", "latency", "streams", "idle"]
     ENVIRONMENTS.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended then, too
     if (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {LOAD_CORE})
     results: dict[str, dict[str, float]] = {}
