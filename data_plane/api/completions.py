@@ -74,6 +74,7 @@ async def _read_prompts(fields: Fields, replica: Replica) -> list[Prompt]:
             tokens = [*replica.tokenizer.bos_ids, *await replica.off_loop(len(item), lambda item=item: (  # type: ignore[misc]
                 replica.tokenizer.encode(item)))]  # fmt: skip
         elif isinstance(item, list):
+            replica.check_length(len(item), "prompt")
             tokens = [check_token(token, replica.limits, "prompt") for token in item]
         else:
             raise RequestError("prompt must be a string or an array of strings or token ids", param="prompt")

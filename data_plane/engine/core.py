@@ -55,6 +55,8 @@ class EngineCore:
             messages = socket.receive(timeout_s=0.0 if self.scheduler.has_work else idle)
             if messages is None or not self.handle(messages):
                 return
+            if not messages and not self.scheduler.has_work:
+                self._grammars.warm()
             if not socket.send(self.turn()):
                 return
 

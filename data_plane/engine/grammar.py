@@ -16,13 +16,14 @@ COMPILE_SECONDS = 10.0
 
 
 class Grammars:
-    """Compiles the grammars of waiting sequences. The tokenizer is loaded when the first one comes."""
+    """Compiles the grammars of waiting sequences. The tokenizer is loaded when there is time."""
 
     def __init__(self, model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._model = model
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
         self._tokenizer: Any = None
+        self._warmed = False
         self._compiler = ThreadPoolExecutor(1, "grammar-compiler")
         self._masks = ThreadPoolExecutor(1, "grammar-masks")
         self._pending: dict[str, tuple[Sequence, Future[Any], float]] = {}
@@ -30,6 +31,12 @@ class Grammars:
     @property
     def pending(self) -> int:
         return len(self._pending)
+
+    def warm(self) -> None:
+        """Load the tokenizer beside an idle loop, once: the first grammar will then hold nobody up."""
+        if not self._warmed:
+            self._warmed = True
+            self._compiler.submit(self._loaded)
 
     def compile(self, seq: Sequence) -> None:
         """Begin; the sequence comes back from `ready` when it is done."""
@@ -68,9 +75,12 @@ class Grammars:
 
         from data_plane.text.grammars import limits
 
+        return LLMatcher(self._loaded(), grammar, log_level=0, limits=limits())
+
+    def _loaded(self) -> Any:
         if self._tokenizer is None:
             self._tokenizer = self._load()
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits())
+        return self._tokenizer
 
     def _load(self) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper

@@ -17,6 +17,7 @@ from data_plane.errors import ModelUnreadable, UnsupportedModel
 from data_plane.loading.files import read_json
 from data_plane.loading.settings import Settings
 
+_LONG_TEXT = 1000
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 _LLAMA3 = (
@@ -77,6 +78,10 @@ class TextTokenizer:
     def encode(self, text: str, *, control: bool = False) -> list[int]:
         """Ids of `text`; with `control`, spelled control tokens become themselves."""
         encoder = self._special if control else self._plain
+        if len(text) > _LONG_TEXT:
+            # only the call for batches lets other threads run meanwhile
+            batch: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return batch
         ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
         return ids
 
