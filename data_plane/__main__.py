@@ -61,7 +61,7 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--name", default="", help="the model's name in requests (default: MODEL)")
     serve.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     serve.add_argument(
-        "--precision", choices=("auto", "packed", "packed8", "float32", "bfloat16", "float16"), default="auto"
+        "--precision", choices=("auto", "packed", "float32", "bfloat16", "float16"), default="auto"
     )
     for flag, help in (
         ("max-model-len", "context length in tokens (default: the model's)"),

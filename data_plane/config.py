@@ -8,7 +8,7 @@ import msgspec
 
 from data_plane.errors import InvalidArgument
 
-Precision = Literal["auto", "packed", "packed8", "float32", "bfloat16", "float16"]
+Precision = Literal["auto", "packed", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 

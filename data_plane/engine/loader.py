@@ -20,8 +20,8 @@ from data_plane.models.registry import Model, build, check_family
 from data_plane.models.spec import ModelSpec
 from kernels.cpu import Wide
 
-# what 8 bits cost most, for the least work (infra/decisions/0001)
-_PACKED = {"packed": Wide.QKV | Wide.HEAD, "packed8": Wide(0)}
+# where 8 bits cost most for the least work (infra/decisions/0001)
+_WIDE = Wide.QKV
 _CPU_KV_TOKENS = 65_536
 _CPU_MEMORY_SHARE = 0.25
 _GPU_MEMORY_SHARE = 0.9
@@ -57,8 +57,8 @@ def load(config: EngineConfig) -> Loaded:
     budget = config.max_batched_tokens or (512 if device == "cpu" else 8192)
     model: Model
     try:
-        if precision in _PACKED:
-            model, kernels = _packed(config, checkpoint, path, precision, max_model_len, budget), "c"
+        if precision == "packed":
+            model, kernels = _packed(config, checkpoint, path, max_model_len, budget), "c"
         else:
             model, kernels = _torch_model(config, checkpoint, precision, device, max_model_len)
         num_blocks = _num_blocks(config, model, device, max_model_len)
@@ -128,12 +128,12 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
 
 def _precision(config: EngineConfig, spec: ModelSpec, device: str) -> str:
     """packed where it can run, which is a CPU with a C compiler; else the fastest float type of the device."""
-    if config.precision not in ("auto", *_PACKED):
+    if config.precision not in ("auto", "packed"):
         return config.precision
     reason = _why_not_packed(config, spec, device)
     if reason is None:
-        return "packed" if config.precision == "auto" else config.precision
-    if config.precision in _PACKED:
+        return "packed"
+    if config.precision == "packed":
         raise InvalidArgument(f"--precision {config.precision} cannot run here: {reason}")
     if device == "cpu":
         log.event("packed_unavailable", level="warning", reason=reason)
@@ -152,16 +152,14 @@ def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: str) -> str |
     return decoder_shape(spec, block_size=config.block_size, most_tokens=1, threads=1).why_not()
 
 
-def _packed(
-    config: EngineConfig, checkpoint: Checkpoint, path: Path, precision: str, max_model_len: int, budget: int
-) -> Model:
+def _packed(config: EngineConfig, checkpoint: Checkpoint, path: Path, max_model_len: int, budget: int) -> Model:
     threads = config.threads or len(os.sched_getaffinity(0))
     shape = decoder_shape(
         checkpoint.spec,
         block_size=config.block_size,
         most_tokens=max(budget, config.max_num_seqs),
         threads=threads,
-        wide=_PACKED[precision],
+        wide=_WIDE,
     )
     return PackedLlamaModel(checkpoint, path, shape, max_model_len)
 

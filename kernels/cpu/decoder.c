@@ -9,6 +9,7 @@
 
 #define FEW_ROWS 4
 #define MOST_PARTS 256
+#define CLOSE 3.0f
 
 enum { WIDE_QKV = 1, WIDE_OUT = 2, WIDE_GATE_UP = 4, WIDE_DOWN = 8, WIDE_HEAD = 16 };
 
@@ -108,7 +109,7 @@ decoder *ingle_decoder_open(const shape *s) {
     failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->wide);
     d->queries.inputs = s->heads * padded(s->head_dim);
     failed |= allot_quantized(&d->queries, s->most_tokens, d->queries.inputs, 1);
-    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->wide);
+    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, 1);
     if (failed || pool_open(&d->workers, s->threads)) {
         ingle_decoder_close(d);
         return NULL;
@@ -202,6 +203,26 @@ static int linear(decoder *d, int thread, int phase, int rows, const layer *l, p
     }
     settle(d, phase, parts);
     return phase + 1;
+}
+
+// Logits of 8-bit inputs are a few hundredths off. Those within e³ of the likeliest decide the next token: the tiles that
+// hold one are computed again from 15 bits.
+static void refine_row(decoder *d, int thread, int row) {
+    const matrix *m = &d->s.head;
+    float *logits = d->now.logits + (size_t)row * m->outputs;
+    int whole_lanes = m->outputs / LANES * LANES, end = m->outputs;
+    f32v highest = splat(-INFINITY);
+    for (int i = 0; i < whole_lanes; i += LANES) highest = max_lanes(highest, load(logits + i));
+    float most = max_of(highest);
+    for (int i = whole_lanes; i < end; i++) most = logits[i] > most ? logits[i] : most;
+    quantized in = d->own[thread];
+    in.inputs = m->inputs;
+    prepare_head(d, NULL, row, &in, 0);
+    for (int tile = 0; tile < tiles_of(m); tile++) {
+        int first = tile * LANES, last = first + LANES < end ? first + LANES : end, close = 0;
+        for (int i = first; i < last; i++) close |= logits[i] >= most - CLOSE;
+        if (close) tile_block(1, 1, m, tile, &in, 0, logits, end, 0);
+    }
 }
 
 static void rotate(float *head, const float *cos_sin, int rotary) {
@@ -420,7 +441,10 @@ static void walk(void *decoder_, int thread) {
         phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, WIDE_GATE_UP, d->mlp, 2 * s->intermediate, 0);
         phase = linear(d, thread, phase, rows, l, prepare_down, &l->down, WIDE_DOWN, d->x, s->hidden, 1);
     }
-    linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, WIDE_HEAD, n->logits, s->vocabulary, 0);
+    phase = linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, WIDE_HEAD, n->logits, s->vocabulary, 0);
+    if (s->wide & WIDE_HEAD) return;
+    for (int row; (row = claim(d, phase)) < n->logit_rows; finish(d, phase)) refine_row(d, thread, row);
+    settle(d, phase, n->logit_rows);
 }
 
 // Runs the step; 0, or -1 where it does not fit what was allotted.

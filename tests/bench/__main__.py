@@ -1,13 +1,14 @@
 """`make bench`: the engine beside the peers that are installed, same machine, same run, same prompts.
 
-Tokens are counted at the client. Each figure is the median of --runs. One server is measured after the other, so
-what else the machine does meanwhile falls on one of them: compare on a quiet machine.
+Tokens are counted at the client. Each figure is the median of --runs. All servers are up, and they take turns: run by
+run each figure is measured on one after the other while the rest idle: what else the machine does falls on all alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import platform
 import statistics
@@ -23,6 +24,7 @@ from control_plane.bench.driver import Driver, Outcome, Target
 from control_plane.bench.report import percentile
 from control_plane.bench.workload import Lengths, Workload
 from data_plane.loading.sources import resolve
+from data_plane.text.load import load_text
 from tests.bench.export import export
 from tests.bench.peers import ENVIRONMENTS, MODEL, Server, ingle, llama_cpp, resident_mb, running, vllm
 
@@ -38,6 +40,10 @@ class Figure:
     unit: str
     better: str
     measure: Callable[[Driver, int], Coroutine[Any, Any, float]]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.unit})"
 
 
 def streams(concurrency: int) -> Callable[[Driver, int], Coroutine[Any, Any, float]]:
@@ -59,15 +65,17 @@ def decode_at(context: int) -> Callable[[Driver, int], Coroutine[Any, Any, float
 
 async def prefill(driver: Driver, seed: int) -> float:
     workload = Workload(Lengths(1024, 1024), Lengths(1, 1), seed=seed)
+    # counted here: not every server says how many there were
+    tokens = len(load_text(resolve(MODEL))[0].encode(next(workload.requests()).prompt))
     (outcome,) = await driver.closed(workload.requests(), 1, 1)
-    return check(outcome).input_tokens / outcome.ttft
+    return tokens / check(outcome).ttft
 
 
 async def mixed(driver: Driver, seed: int) -> float:
-    """TTFT p95 of short requests in 8 streams while a prompt of 2,048 tokens arrives every second for 15 seconds."""
+    """TTFT p95 of short requests in 8 streams while a prompt of 2,048 tokens arrives every second for 10 seconds."""
     steady = Workload(Lengths(64, 64), Lengths(64, 64), seed=seed)
     long = Workload(Lengths(2048, 2048), Lengths(8, 8), seed=seed + 50_000)
-    until = time.monotonic() + 15
+    until = time.monotonic() + 10
 
     async def stream(number: int) -> list[Outcome]:
         own = replace(steady, seed=seed + 1000 * (number + 1)).requests()
@@ -77,7 +85,7 @@ async def mixed(driver: Driver, seed: int) -> float:
         return outcomes
 
     sides = [asyncio.create_task(stream(number)) for number in range(8)]
-    await driver.open(long.requests(float(second) for second in range(15)))
+    await driver.open(long.requests(float(second) for second in range(10)))
     outcomes = [check(outcome) for side in sides for outcome in await side]
     return percentile(sorted(outcome.ttft for outcome in outcomes), 0.95) * 1000
 
@@ -115,28 +123,41 @@ def main() -> int:
     wanted = [FIGURES[name] for name in options.only.split(",") if name] or list(FIGURES.values())
     gguf = resolve(MODEL)
     folder = export(gguf, ENVIRONMENTS / "model")
-    known = [ingle(), ingle("packed8", "ingle packed8"), llama_cpp(gguf), vllm(folder)]
+    known = [ingle(), llama_cpp(gguf), vllm(folder)]
     chosen = options.servers.split(",") if options.servers else []
     servers = [server for server in known if server is not None and (not chosen or server.name in chosen)]
-    results = {server.name: measure(server, wanted, options.runs) for server in servers}
-    print_table(results, servers, options.runs)
+    values = {server.name: measure_starts(server, options.runs) for server in servers}
+    with contextlib.ExitStack() as stack:
+        started = {server.name: stack.enter_context(running(server)) for server in servers}
+        for name, up in started.items():
+            asyncio.run(first_token(Target(up.url, MODEL, extra=EXTRA)))
+            print(f"{name} is up", file=sys.stderr)
+        for figure in wanted:
+            for run in range(options.runs):
+                for server in servers:
+                    if figure.name not in server.spared:
+                        target = Target(started[server.name].url, MODEL, extra=EXTRA)
+                        found = asyncio.run(one(target, figure, run))
+                        values[server.name].setdefault(figure.title, []).append(found)
+            for name, found_by in values.items():
+                print(f"  {figure.name}, {name}: {found_by.get(figure.title)}", file=sys.stderr)
+        for name, up in started.items():
+            values[name]["resident memory (MB)"] = [resident_mb(up.pid)]
+    print_table(values, servers, options.runs)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+        options.json.write_text(json.dumps(values, indent=1))
     return 0
 
 
-def measure(server: Server, figures: list[Figure], runs: int) -> dict[str, float]:
-    found: dict[str, float] = {}
-    print(f"{server.name} {server.version} …", file=sys.stderr)
-    with running(server) as started:
-        target = Target(started.url, MODEL, extra=EXTRA)
-        found["start to first token (s)"] = round(started.seconds + asyncio.run(first_token(target)), 3)
-        for figure in figures:
-            values = [asyncio.run(one(target, figure, seed)) for seed in range(runs)]
-            found[f"{figure.name} ({figure.unit})"] = round(statistics.median(values), 2)
-            print(f"  {figure.name}: {found[f'{figure.name} ({figure.unit})']} {figure.unit}", file=sys.stderr)
-        found["resident memory (MB)"] = round(resident_mb(started.pid), 1)
-    return found
+def measure_starts(server: Server, runs: int) -> dict[str, list[float]]:
+    """Seconds from the start of the process to the first token, each time anew."""
+    seconds = []
+    for _ in range(runs):
+        with running(server) as started:
+            token = asyncio.run(first_token(Target(started.url, MODEL, extra=EXTRA)))
+            seconds.append(started.seconds + token)
+    print(f"{server.name} {server.version} started: {seconds}", file=sys.stderr)
+    return {"start to first token (s)": seconds}
 
 
 async def first_token(target: Target) -> float:
@@ -151,18 +172,19 @@ async def one(target: Target, figure: Figure, seed: int) -> float:
         return await figure.measure(driver, 7919 * (seed + 1))
 
 
-def print_table(results: dict[str, dict[str, float]], servers: list[Server], runs: int) -> None:
-    names = list(results)
+def print_table(values: dict[str, dict[str, list[float]]], servers: list[Server], runs: int) -> None:
+    names = list(values)
     print(f"\n{datetime.now(UTC):%Y-%m-%d}, {_processor()}, Python {platform.python_version()}, medians of {runs}")
     print(", ".join(f"{server.name} {server.version}" for server in servers))
     print("\n| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
-    for quantity in next(iter(results.values())):
+    results = {name: {what: statistics.median(found) for what, found in each.items()} for name, each in values.items()}
+    for quantity in results[names[0]]:
         ours = results[names[0]][quantity]
         cells = []
         for name in names:
-            value = results[name].get(quantity, 0.0)
+            value = results[name].get(quantity)
             ratio = f" ({ours / value:.2f}×)" if name != names[0] and value else ""
-            cells.append(f"{value:g}{ratio}")
+            cells.append("" if value is None else f"{value:.4g}{ratio}")
         print(f"| {quantity} | " + " | ".join(cells) + " |")
     print(f"\n(n×): {names[0]}'s figure over that server's")
 

@@ -29,6 +29,8 @@ class Server:
     command: Callable[[int], list[str]]
     ready: str
     environment: dict[str, str] = field(default_factory=dict)
+    # figures that it is spared: a server that answers one request at a time needs minutes for them and learns nothing
+    spared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,13 @@ class Started:
     seconds: float
 
 
-def ingle(precision: str = "auto", name: str = "ingle") -> Server:
+def ingle() -> Server:
     from importlib.metadata import version
 
     def command(port: int) -> list[str]:
-        return [sys.executable, "-m", "data_plane", "serve", MODEL, "--port", str(port), "--name", MODEL,
-                "--precision", precision]  # fmt: skip
+        return [sys.executable, "-m", "data_plane", "serve", MODEL, "--port", str(port), "--name", MODEL]
 
-    return Server(name, version("ingle"), command, "/health")
+    return Server("ingle", version("ingle"), command, "/health")
 
 
 def llama_cpp(gguf: Path) -> Server | None:
@@ -58,7 +59,8 @@ def llama_cpp(gguf: Path) -> Server | None:
         flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [str(python), "-m", "llama_cpp.server", *flags, "--verbose", "False"]
 
-    return Server("llama.cpp", _version(python, "llama_cpp_python"), command, "/v1/models")
+    return Server("llama.cpp", _version(python, "llama_cpp_python"), command, "/v1/models",
+                  spared=frozenset({"32 streams", "64 streams"}))  # fmt: skip
 
 
 def vllm(folder: Path) -> Server | None:
