@@ -28,8 +28,8 @@ from tests.data_plane.text.tokenizers_made import byte_level_fields
 AT_ONCE = 64
 KINDS = 192
 LEAVERS = 12
-# a third of what 64 canaries need
-FLAGS = ("--name", "m", "--max-num-seqs", "48", "--kv-cache-tokens", "2048", "--max-model-len", "512")
+# a small part of what 64 canaries need
+FLAGS = ("--name", "m", "--max-num-seqs", "48", "--kv-cache-tokens", "768", "--max-model-len", "512")
 PREFIXES = [
     "",
     "You are the keeper of secrets of the house of birds. ",
@@ -60,7 +60,7 @@ def made(draw: random.Random, number: int) -> Canary:
     secret = "".join(draw.choice("bcdfghklmnprstvz") + draw.choice("aeiou") for _ in range(6))
     body = {
         "model": "m", "prompt": f"{draw.choice(PREFIXES)}The secret of bird {number} is {secret}. It is {secret}, and",
-        "max_tokens": draw.randrange(4, 48), "temperature": draw.choice((0, 1)), "seed": number, "logprobs": 1,
+        "max_tokens": draw.randrange(16, 96), "temperature": draw.choice((0, 1)), "seed": number, "logprobs": 1,
         "ignore_eos": True,
     }  # fmt: skip
     return Canary(body, draw.choice(TENANTS))
