@@ -120,6 +120,7 @@ class TlsListener:
         pair.load_into(self._context, self._folder)
         self._served = pair
         metrics.certificate_not_after.labels(self._name).set(pair.not_after)
+        metrics.certificate_not_before.labels(self._name).set(pair.not_before)
         event("certificate.loaded", certificate=self._name, serial=pair.serial)
 
     async def stop(self, grace: float) -> None:

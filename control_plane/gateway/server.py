@@ -115,6 +115,8 @@ class Gateway:
         )
         self._usual: dict[str, float] = {}
         """Tokens of an endpoint's replies, by endpoint id."""
+        self._counted: set[str] = set()
+        """Names of the endpoints that metrics have series of."""
         self._demand = DemandTracker(store, gateway_id, region, interval=timing.demand_report, clock=clock)
         self._activator = Activator(
             self.keeper, self._demand, max_held=limits.max_held, max_bytes=limits.max_held_bytes, clock=clock
@@ -151,6 +153,7 @@ class Gateway:
         while True:
             alive = {route.endpoint_id for route in self.keeper.current.routes.values()}
             self._usual = {name: usual for name, usual in self._usual.items() if name in alive}
+            self._count_endpoints()
             metrics.snapshot_age.labels(self.region).set(self._clock() - self.keeper.checked_at)
             with suppress(StoreUnavailable):
                 async with self._store.write() as session:
@@ -158,6 +161,15 @@ class Gateway:
                         session, self._gateway_id, self.region, self.url, self._started_at, self._clock()
                     )
             await asyncio.sleep(_BEAT_SECONDS)
+
+    def _count_endpoints(self) -> None:
+        """Let metrics have series of the endpoints that there are, and of no others."""
+        names = {route.name for route in self.keeper.current.routes.values() if route.region == self.region}
+        for name in names - self._counted:
+            metrics.expect(self.region, name)
+        for name in self._counted - names:
+            metrics.forget(self.region, name)
+        self._counted = names
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
@@ -332,6 +344,8 @@ class Gateway:
         if route is None or key is None:
             return
         metrics.requests.labels(self.region, route.name, str(exchange.status), exchange.outcome).inc()
+        if exchange.status >= 500 or exchange.outcome == "upstream_lost":
+            metrics.failed.labels(self.region, route.name).inc()
         metrics.request_duration.labels(self.region, route.name).observe(duration)
         if exchange.streamed and exchange.first_byte is not None:
             metrics.time_to_first_token.labels(self.region, route.name).observe(exchange.first_byte)

@@ -47,6 +47,7 @@ from control_plane.store.ids import new_id
 
 _AT_ONCE = 16
 _MOVING = frozenset({ReplicaState.INTENDED, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.TERMINATING})
+_WANTED_ENDS = frozenset({"not_wanted", "outdated", "endpoint_paused", "deleting"})
 _RESTING = frozenset({EndpointState.ZERO, EndpointState.FAILED, EndpointState.PAUSED})
 
 
@@ -166,6 +167,9 @@ class Reconciler:
         metrics.replicas_desired.labels(endpoint.region, endpoint.name).set(wanted_replicas(endpoint))
         ready = sum(replica.state is ReplicaState.READY for replica in known)
         metrics.replicas_ready.labels(endpoint.region, endpoint.name).set(ready)
+        metrics.endpoint_failed.labels(endpoint.region, endpoint.name).set(endpoint.given_up)
+        for counter in (metrics.start_failures, metrics.replica_losses):
+            counter.labels(endpoint.region, endpoint.name)  # begins at 0, so that the first one is seen
         actions = plan(endpoint, known, seen, self._clock(), self._policy, self._jitter())
         if actions:
             calls = await self._write(lease, endpoint, known, actions)
@@ -206,7 +210,7 @@ class Reconciler:
                         await self._change_replica(session, endpoint, states, action, now)
                     case RecordColdStart(replica_id, total_ms, phases):
                         await endpoint_store.add_cold_start(session, endpoint, replica_id, total_ms, phases, now)
-                        metrics.cold_start.labels(endpoint.region, endpoint.name).observe(total_ms / 1000)
+                        _observe_start(endpoint, total_ms, phases)
                     case ChangeEndpoint(changes):
                         await self._change_endpoint(session, endpoint, changes, now)
                     case Ensure() | Drain() | Terminate():
@@ -225,6 +229,10 @@ class Reconciler:
         state = action.changes.get("state")
         if state is None or state == states.get(action.replica_id):
             return
+        if state is ReplicaState.TERMINATING and action.reason_code not in _WANTED_ENDS:
+            served = states.get(action.replica_id) in (ReplicaState.READY, ReplicaState.UNHEALTHY)
+            counter = metrics.replica_losses if served else metrics.start_failures
+            counter.labels(endpoint.region, endpoint.name).inc()
         await endpoint_store.bump_routes(session)
         endpoint_store.add_event(
             session,
@@ -255,6 +263,8 @@ class Reconciler:
             reason = changes.get("reason", endpoint.reason)
             endpoint_store.add_event(session, endpoint, now, "state", code, reason, state=state)
             event("endpoint.state", endpoint=endpoint.name, state=str(state), code=code, reason=reason)
+            if state is EndpointState.DELETED:
+                metrics.forget(endpoint.region, endpoint.name)
 
     async def _act(
         self, lease: leases.Lease, provider: Provider, endpoint: Endpoint, action: Ensure | Drain | Terminate
@@ -300,6 +310,8 @@ class Reconciler:
     async def _sweep(self) -> None:
         """End what runs without a row that wants it: the row comes first, so such a replica is nobody's."""
         for provider in dict.fromkeys(self._providers.values()):
+            regions = ",".join(sorted(name for name, own in self._providers.items() if own is provider))
+            metrics.orphans.labels(regions)  # begins at 0, so that the first one is seen
             try:
                 owned = await provider.list_owned()
                 async with self._store.read() as session:
@@ -307,6 +319,7 @@ class Reconciler:
                 for replica_id in owned:
                     if states.get(replica_id, ReplicaState.TERMINATED) is ReplicaState.TERMINATED:
                         event("replica.orphan", level=logging.WARNING, replica=replica_id)
+                        metrics.orphans.labels(regions).inc()
                         await provider.terminate(replica_id)
             except IngleError as error:
                 event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
@@ -325,6 +338,12 @@ class Reconciler:
         with suppress(StoreUnavailable):  # they expire
             async with self._store.write() as session:
                 await leases.release_leases(session, self._owner)
+
+
+def _observe_start(endpoint: Endpoint, total_ms: float, phases: Mapping[str, float]) -> None:
+    for phase, ms in {**phases, "total": total_ms}.items():
+        known = phase if phase in metrics.PHASES else "other"
+        metrics.cold_start.labels(endpoint.region, endpoint.name, known).observe(ms / 1000)
 
 
 def _restless(endpoint: Endpoint) -> bool:

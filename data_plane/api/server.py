@@ -130,7 +130,7 @@ def say_ready(replica: Replica, host: str, port: int, seconds: float) -> None:
         "kernels": replica.ready.kernels,
         "max_model_len": replica.ready.max_model_len,
         "startup_ms": round(seconds * 1000),
-        "phases": {name: round(value, 3) for name, value in replica.ready.phases.items()},
+        "phases": {name: round(value * 1000, 1) for name, value in replica.ready.phases.items()},
     }
     print(json.dumps(line), flush=True)
     sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Alerts: one catalogue, as rules for Prometheus and as what the controller's own evaluator fires."""
