@@ -23,10 +23,12 @@ from urllib.parse import urlsplit
 
 from control_plane.api.accounts import AccountOperations
 from control_plane.api.endpoints import EndpointOperations
+from control_plane.api.live import LiveOperations
 from control_plane.api.metering import MeteringOperations
 from control_plane.api.places import Places
 from control_plane.api.platform import PlatformOperations
 from control_plane.api.server import AdminApi
+from control_plane.api.trial import Trials
 from control_plane.autoscaler.loop import Autoscaler
 from control_plane.config import AcmeSettings, Settings, Timing
 from control_plane.domain import Address
@@ -266,15 +268,17 @@ async def _acme(
 async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
     settings = platform.settings
     places = Places(settings)
+    signer = AuditSigner(platform.secret)
+    live = LiveOperations(platform.store, platform.secret, platform.link)
+    trials = Trials(platform.store, platform.secret, places, signer.seal, platform.authority.ca_file)
     operations = [
         *EndpointOperations(platform.store, places, platform.provider.logs).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
-        *PlatformOperations(
-            platform.store, places, platform.authority, AuditSigner(platform.secret), version("ingle")
-        ).table(),
+        *live.table(),
+        *PlatformOperations(platform.store, places, platform.authority, signer, version("ingle")).table(),
     ]
-    api = AdminApi(platform.store, platform.secret, operations, version("ingle"))
+    api = AdminApi(platform.store, platform.secret, operations, version("ingle"), live=live, trials=trials)
     address = Address.parse(settings.admin)
     stack.push_async_callback(api.close)
     listener = TlsListener(

@@ -106,7 +106,19 @@ class AdminClient:
         return self._page(schemas.Event, f"/endpoints/{_part(name)}/events", query)[0]
 
     def logs(self, name: str, *, lines: int = 100) -> list[schemas.Logs]:
-        return self._page(schemas.Logs, f"/endpoints/{_part(name)}/logs", {"lines": str(lines)})[0]
+        return self.logs_since(name, None, lines=lines)[0]
+
+    def logs_since(self, name: str, cursor: str | None, *, lines: int = 1000) -> tuple[list[schemas.Logs], str | None]:
+        """What came since an earlier call, and the cursor for the next one; without a cursor the last lines."""
+        query = {"lines": str(lines)} | ({} if cursor is None else {"after": cursor})
+        return self._page(schemas.Logs, f"/endpoints/{_part(name)}/logs", query)
+
+    def live(self, endpoint: str | None = None) -> list[schemas.Live]:
+        """How endpoints are right now."""
+        return self._page(schemas.Live, "/live", {} if endpoint is None else {"endpoint": endpoint})[0]
+
+    def cold_starts(self, name: str) -> list[schemas.ColdStart]:
+        return self._page(schemas.ColdStart, f"/endpoints/{_part(name)}/cold-starts", {})[0]
 
     def create_tenant(self, name: str) -> schemas.Tenant:
         return self._create(schemas.Tenant, "/tenants", {"name": name})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,15 @@ from control_plane.api.operations import PAGED, Answer, Call, Operation, Page, P
 from control_plane.api.places import Places
 from control_plane.domain import Role
 from control_plane.errors import NotFound, Unprocessable
+from control_plane.observe.logs import redact
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 
 _MAY_BE_NULL = frozenset({"gpu", *schemas.Limits.model_fields})
-LogReader = Callable[[str, int], list[str]]
-"""Replica id and number of lines → the last lines that it logged."""
+LogReader = Callable[[str, int, int | None], tuple[list[str], int]]
+"""Replica id, most lines, position after which → lines that it logged, and the next position."""
+_FOLLOWED = 20
+"""Of an endpoint's newest replicas, at once."""
 
 
 class EndpointOperations:
@@ -53,7 +57,8 @@ class EndpointOperations:
                       self.events, schemas.Event, is_list=True, parameters=PAGED),
             Operation("showEndpointLogs", "GET", f"{one}/logs", Role.OPERATOR, "The last log lines of its replicas",
                       self.logs, schemas.Logs, is_list=True,
-                      parameters=(Parameter("lines", "lines of each replica, 1 to 5000", "integer"),)),
+                      parameters=(Parameter("lines", "lines of each replica, 1 to 5000", "integer"),
+                                  Parameter("after", "an earlier answer's `next`: only what came since"))),
         ]  # fmt: skip
 
     async def create(self, call: Call) -> Answer:
@@ -161,15 +166,19 @@ class EndpointOperations:
 
     async def logs(self, call: Call) -> Page:
         lines = int(number_of(call.query, "lines", 100, 1, 5000))
+        known = _positions(call.query.get("after"))
         async with self._store.read() as session:
             found = await endpoints.get_endpoint(session, call.path["name"])
-            recent = await replicas.recent_replicas(session, found.id, limit=5)
-        return Page(
-            [
-                schemas.Logs(replica=replica.id, state=replica.state, lines=self._read_logs(replica.id, lines))
-                for replica in reversed(recent)
-            ]
-        )
+            recent = await replicas.recent_replicas(session, found.id, limit=_FOLLOWED if known else 5)
+        items, positions = [], {}
+        for replica in reversed(recent):
+            # one that began since the last answer is told from its first line
+            after = known.get(replica.id, 0) if known else None
+            said, positions[replica.id] = await asyncio.to_thread(self._read_logs, replica.id, lines, after)
+            if said or not known:
+                safe = [redact(line) for line in said]
+                items.append(schemas.Logs(replica=replica.id, state=replica.state, lines=safe))
+        return Page(list(items), ",".join(f"{name}:{position}" for name, position in positions.items()) or "none:0")
 
     async def _view(self, session: AsyncSession, item: domain.Endpoint) -> schemas.Endpoint:
         try:
@@ -184,3 +193,16 @@ class EndpointOperations:
             url=(await self._places.urls(session)).get(item.region, ""),
             cold_start_ms=starts.get(item.id),
         )
+
+
+def _positions(cursor: str | None) -> dict[str, int]:
+    """How far each replica's log was told, out of a cursor that an earlier answer gave. Raises Unprocessable."""
+    if cursor is None:
+        return {}
+    known = {}
+    for part in cursor.split(",")[:_FOLLOWED]:
+        name, _, position = part.rpartition(":")
+        if not name or not position.isdigit() or len(position) > 15:
+            raise Unprocessable("after must be the `next` of an earlier answer", param="after")
+        known[name] = int(position)
+    return known

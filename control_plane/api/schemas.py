@@ -198,6 +198,39 @@ class Logs(BaseModel):
     lines: list[str]
 
 
+class Live(BaseModel):
+    """An endpoint right now. Times are in seconds, rates over the last ten; null where nothing happened that tells."""
+
+    endpoint: str
+    region: str
+    state: str
+    at: float
+    """Seconds since the epoch."""
+    in_flight: int
+    held: int
+    running: int
+    """Sequences in replicas' batches, and those `waiting` for a place in one."""
+    waiting: int
+    replicas: int
+    desired: int
+    ttft_p50: float | None
+    ttft_p95: float | None
+    tpot: float | None
+    tokens_per_s: float | None
+    kv_usage: float | None
+    hit_ratio: float | None
+    cost_per_hour: float
+    currency: str
+
+
+class ColdStart(BaseModel):
+    replica: str
+    at: str
+    total_ms: float
+    phases: dict[str, float]
+    """Milliseconds."""
+
+
 class Region(BaseModel):
     name: str
     provider: str

@@ -13,10 +13,12 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from control_plane.api import views
+from control_plane.api import trial, views
 from control_plane.api.idempotency import Once, fingerprint
+from control_plane.api.live import LiveOperations
 from control_plane.api.openapi import openapi
 from control_plane.api.operations import Actor, Answer, Call, Operation, number_of
+from control_plane.api.trial import Trials
 from control_plane.config import describe_validation
 from control_plane.dashboard import add_pages
 from control_plane.domain import Role
@@ -41,6 +43,7 @@ from control_plane.store.database import Store
 _MAX_BODY = 1024 * 1024
 _EVENT_POLL_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 15.0
+_LIVE_SECONDS = 2.0
 _MAX_STREAMS = 64
 _IDLE_SECONDS = 75.0
 
@@ -55,11 +58,15 @@ class AdminApi:
         operations: list[Operation],
         version: str,
         *,
+        live: LiveOperations,
+        trials: Trials,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._secret = secret
         self._signer = AuditSigner(secret)
+        self._live_operations = live
+        self._trials = trials
         self._clock = clock
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._document = openapi(operations, version)
@@ -67,6 +74,7 @@ class AdminApi:
         for operation in operations:
             app.router.add_route(operation.method, operation.path, self._handler(operation))
         app.router.add_get("/admin/v1/events", self._events)
+        app.router.add_post(trial.PATH, self._chat)
         app.router.add_get("/admin/openapi.json", self._openapi)
         add_pages(app)
         app.router.add_get("/livez", self._live)
@@ -84,6 +92,8 @@ class AdminApi:
 
     async def close(self) -> None:
         await self.runner.cleanup()
+        await self._trials.close()
+        await self._live_operations.close()
 
     @web.middleware
     async def _guard(
@@ -164,7 +174,10 @@ class AdminApi:
         return Actor(row.name, role)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """All endpoints' events as they happen; `Last-Event-ID` or `?after=` resumes."""
+        """All endpoints' events as they happen; `Last-Event-ID` or `?after=` resumes.
+
+        With `?live=NAME` also, as `live`, how that endpoint is.
+        """
         await self._actor(request, Role.VIEWER)
         text = request.headers.get("Last-Event-ID") or request.query.get("after")
         async with self._store.read() as session:
@@ -174,13 +187,16 @@ class AdminApi:
         if self._streams.locked():
             raise StoreUnavailable("too many event streams are open; try again soon", code="overloaded", retry_after=5)
         async with self._streams:
-            return await self._stream_events(request, last)
+            return await self._stream_events(request, last, request.query.get("live"))
 
-    async def _stream_events(self, request: web.Request, last: int) -> web.StreamResponse:
+    async def _stream_events(self, request: web.Request, last: int, live: str | None) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
         await response.prepare(request)
-        spoke_at = self._clock()
+        spoke_at, live_at = self._clock(), 0.0
         while True:
+            if live is not None and self._clock() - live_at >= _LIVE_SECONDS:
+                live_at = spoke_at = self._clock()
+                await response.write(await self._say_live(live, live_at))
             async with self._store.read() as session:
                 rows = await endpoints.list_events(session, after=last, limit=200)
             for row in rows:
@@ -193,6 +209,18 @@ class AdminApi:
                 spoke_at = self._clock()
             if not rows:
                 await asyncio.sleep(_EVENT_POLL_SECONDS / 4)
+
+    async def _say_live(self, name: str, now: float) -> bytes:
+        try:
+            (found,) = await self._live_operations.look(now, name)
+        except NotFound:
+            return b"event: gone\ndata: {}\n\n"
+        return f"event: live\ndata: {found.model_dump_json()}\n\n".encode()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        """Try an endpoint through its gateway, by a key made for that."""
+        actor = await self._actor(request, trial.ROLE)
+        return await self._trials.chat(request, actor, request["id"])
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return _json(self._document, 200, {})

@@ -114,14 +114,22 @@ class LocalProvider:
     async def terminate(self, replica_id: str) -> None:
         await asyncio.to_thread(self._terminate, replica_id)
 
-    def logs(self, replica_id: str, lines: int) -> list[str]:
-        """The last `lines` lines that the replica logged; empty where nothing is kept."""
-        text = b""
-        for name in ("stderr.log.1", "stderr.log"):
-            path = self._root / replica_id / name
-            if path.exists():
-                text += path.read_bytes()
-        return text.decode("utf-8", "replace").splitlines()[-lines:]
+    def logs(self, replica_id: str, lines: int, after: int | None = None) -> tuple[list[str], int]:
+        """What the replica logged, and the position to go on `after`: the last `lines` lines, or those that came since.
+
+        Only whole lines are given; nothing where nothing is kept.
+        """
+        path = self._root / replica_id / "stderr.log"
+        older = path.with_name("stderr.log.1")
+        text = path.read_bytes() if path.exists() else b""
+        end = text.rfind(b"\n") + 1
+        if after is None:
+            text = (older.read_bytes() if older.exists() else b"") + text[:end]
+        elif after <= len(text):
+            text = text[after:end]
+        else:  # the file was emptied meanwhile, and what was in it kept as the older one
+            text = (older.read_bytes()[after:] if older.exists() else b"") + text[:end]
+        return text.decode("utf-8", "replace").splitlines()[-lines:], end
 
     def _start(self, spec: ReplicaSpec) -> None:
         folder = private_folder(self._root / spec.replica_id)

@@ -305,6 +305,12 @@ async def add_cold_start(
     )
 
 
+async def list_cold_starts(session: AsyncSession, endpoint_id: str, limit: int) -> list[ColdStartRow]:
+    """An endpoint's last starts, newest first."""
+    query = select(ColdStartRow).where(ColdStartRow.endpoint_id == endpoint_id)
+    return list(await session.scalars(query.order_by(ColdStartRow.at.desc()).limit(limit)))
+
+
 async def cold_start_estimates(session: AsyncSession) -> dict[str, float]:
     """Milliseconds that a start takes, by endpoint: the mean of its last five."""
     rank = func.row_number().over(partition_by=ColdStartRow.endpoint_id, order_by=ColdStartRow.at.desc()).label("rank")

@@ -71,7 +71,7 @@ async def test_a_replica_starts_answers_drains_and_goes(provider: LocalProvider,
         await provider.drain("rep_a")
         async with session.post(url, json=body, headers=headers) as response:
             assert response.status == 503
-    assert any("starting" in line for line in provider.logs("rep_a", 10))
+    assert any("starting" in line for line in provider.logs("rep_a", 10)[0])
     await gone(provider, "rep_a")
     assert await provider.list_owned() == []
     await provider.ensure(spec("rep_a"))  # an id is started once, ever
@@ -180,7 +180,7 @@ async def test_logs_are_bounded(tmp_path: Path) -> None:
     await provider.describe("rep_a")
     assert (folder / "stderr.log").stat().st_size < 8192
     assert (await provider.describe("rep_a")).phase is Phase.RUNNING
-    assert len(provider.logs("rep_a", 5)) == 5
+    assert len(provider.logs("rep_a", 5)[0]) == 5
     await gone(provider, "rep_a")
 
 
