@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from control_plane.alerts.scrape import Scraper
 from control_plane.api.accounts import AccountOperations
 from control_plane.api.endpoints import EndpointOperations
 from control_plane.api.live import LiveOperations
@@ -278,7 +279,17 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
         *live.table(),
         *PlatformOperations(platform.store, places, platform.authority, signer, version("ingle")).table(),
     ]
-    api = AdminApi(platform.store, platform.secret, operations, version("ingle"), live=live, trials=trials)
+    scraper = Scraper(platform.store, platform.secret, link=platform.link)
+    stack.push_async_callback(scraper.close)
+    api = AdminApi(
+        platform.store,
+        platform.secret,
+        operations,
+        version("ingle"),
+        live=live,
+        trials=trials,
+        read_replicas=scraper.replicas_text,
+    )
     address = Address.parse(settings.admin)
     stack.push_async_callback(api.close)
     listener = TlsListener(

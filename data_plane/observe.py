@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 
 from data_plane.engine.messages import Progress
+from data_plane.memory import bandwidth, memory_used
 
 DURATION_BOUNDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 FIRST_TOKEN_BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
@@ -53,7 +55,9 @@ class Telemetry:
                 "ingle.region": os.environ.get("INGLE_REGION", ""),
             }
         )
-        self._labels = {"gen_ai.request.model": model, "gen_ai.provider.name": "ingle"}
+        self._labels = {"gen_ai.request.model": model, "gen_ai.provider.name": "ingle", **_place()}
+        self._heard_at = time.monotonic()
+        self._moved = 0
         self._read_progress = read_progress
         self._num_blocks = max(num_blocks, 1)
         exports = bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
@@ -86,6 +90,30 @@ class Telemetry:
         gauge("ingle.engine.batch_tokens", "Tokens in the last step", lambda p: p.batch_tokens)
         gauge("ingle.prefix.hit_ratio", "Cached share of prompt tokens, since start",
               lambda p: p.counters.cached_tokens / max(p.counters.prefix_queries, 1))  # fmt: skip
+        meter.create_observable_gauge(
+            "ingle.engine.silent",
+            [lambda options: [Observation(time.monotonic() - self._heard_at, self._labels)]],
+            "s",
+            "Since the engine's loop last turned",
+        )
+        gauge("ingle.engine.bandwidth_utilization", "Bytes that the last step had to move, over what memory can move",
+              lambda p: p.bytes_moved / p.step_s / bandwidth() if p.step_s > 0 else 0.0)  # fmt: skip
+        meter.create_observable_counter(
+            "ingle.engine.moved",
+            [lambda options: [Observation(self._moved, self._labels)]],
+            "By",
+            "Bytes that steps had to read and write: weights once, keys and values once",
+        )
+        meter.create_observable_gauge(
+            "ingle.memory.used",
+            [
+                lambda options: [
+                    Observation(used, {**self._labels, "kind": kind}) for kind, used in memory_used().items()
+                ]
+            ],
+            "By",
+            "Memory in use: of this replica's processes (resident) and of the accelerator, whoever uses it",
+        )
         counter("ingle.tokens.prompt", "Prompt tokens computed", lambda p: p.counters.prompt_tokens)
         counter("ingle.tokens.generated", "Tokens generated", lambda p: p.counters.generated_tokens)
         counter("ingle.tokens.cached", "Prompt tokens found in the cache", lambda p: p.counters.cached_tokens)
@@ -102,6 +130,8 @@ class Telemetry:
         return observe
 
     def stepped(self, progress: Progress) -> None:
+        self._heard_at = time.monotonic()
+        self._moved += progress.bytes_moved
         if progress.step_s > 0:
             self._step.record(progress.step_s, self._labels)
 
@@ -153,9 +183,13 @@ class Telemetry:
         self._meters.shutdown(timeout_millis=_SHUTDOWN_S * 1000)
 
 
-def _describe(span: Span, times: RequestTimes, prompt_tokens: int, completion_tokens: int, error: str) -> None:
-    import time
+def _place() -> dict[str, str]:
+    """Where in an installation this replica is: labels that tell its series from a gateway's."""
+    known = {"replica": "INGLE_REPLICA", "endpoint": "INGLE_ENDPOINT", "region": "INGLE_REGION"}
+    return {label: os.environ[name] for label, name in known.items() if os.environ.get(name)}
 
+
+def _describe(span: Span, times: RequestTimes, prompt_tokens: int, completion_tokens: int, error: str) -> None:
     to_wall = time.time() - time.monotonic()
     for name, at in (("scheduled", times.scheduled), ("first_token", times.first_token), ("finish", times.finished)):
         if at:

@@ -60,9 +60,11 @@ class AdminApi:
         *,
         live: LiveOperations,
         trials: Trials,
+        read_replicas: Callable[[], Awaitable[bytes]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
+        self._read_replicas = read_replicas
         self._secret = secret
         self._signer = AuditSigner(secret)
         self._live_operations = live
@@ -81,6 +83,7 @@ class AdminApi:
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/metrics/replicas", self._replica_metrics)
         self.runner = web.AppRunner(app, access_log=None, keepalive_timeout=_IDLE_SECONDS)
 
     async def start(self) -> web.Server:
@@ -234,7 +237,13 @@ class AdminApi:
         return _json({"status": "ok"}, 200, {})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+        body, content_type = metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"content-type": content_type})
+
+    async def _replica_metrics(self, request: web.Request) -> web.Response:
+        if self._read_replicas is None:
+            raise NotFound("this admin API reads no replicas' metrics", code="unknown_url")
+        return web.Response(body=await self._read_replicas(), headers={"content-type": metrics.CONTENT_TYPE})
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

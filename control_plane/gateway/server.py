@@ -6,6 +6,7 @@ tls → authenticate → limit → activate → route → proxy → meter
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
 import logging
 import math
@@ -96,6 +97,7 @@ class Gateway:
         self.keeper = SnapshotKeeper(store, secret, folder, region, poll=timing.snapshot_poll, clock=clock)
         self._store = store
         self._tracing = tracing
+        self._metrics_token = secret.metrics_token()
         self._gateway_id = gateway_id
         self._limits = limits
         self._clock = clock
@@ -327,10 +329,15 @@ class Gateway:
             return web.json_response({"status": status, "snapshot_age_s": age}, status=code)
         if path == "/openapi.json":
             return web.Response(body=_DOCUMENT, content_type="application/json")
-        if path == "/metrics" and _is_loopback(request.remote):
-            return web.Response(body=metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+        if path == "/metrics" and (_is_loopback(request.remote) or self._knows(request)):
+            body, content_type = metrics.exposition(request.headers.get("Accept", ""))
+            return web.Response(body=body, headers={"content-type": content_type})
         error = NotFound(f"Unknown request URL: {request.method} {path}", code="unknown_url")
         return web.json_response(error.body(), status=404)
+
+    def _knows(self, request: web.BaseRequest) -> bool:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return hmac.compare_digest(given.encode(), self._metrics_token.encode())
 
     def _settle(self, exchange: Exchange) -> None:
         """Count, trace and meter what happened."""
@@ -346,9 +353,10 @@ class Gateway:
         metrics.requests.labels(self.region, route.name, str(exchange.status), exchange.outcome).inc()
         if exchange.status >= 500 or exchange.outcome == "upstream_lost":
             metrics.failed.labels(self.region, route.name).inc()
-        metrics.request_duration.labels(self.region, route.name).observe(duration)
+        exemplar = exchange.span.exemplar()
+        metrics.request_duration.labels(self.region, route.name).observe(duration, exemplar)
         if exchange.streamed and exchange.first_byte is not None:
-            metrics.time_to_first_token.labels(self.region, route.name).observe(exchange.first_byte)
+            metrics.time_to_first_token.labels(self.region, route.name).observe(exchange.first_byte, exemplar)
         usage = usage_event(exchange, self.region, self._book(exchange), exchange.outcome)
         if exchange.reservation is not None:
             tokens = usage.prompt_tokens + usage.completion_tokens if usage else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -87,6 +88,9 @@ def forget(region: str, endpoint: str) -> None:
         metric.remove_by_labels({"region": region, "endpoint": endpoint})
 
 
-def exposition() -> bytes:
-    """All metrics of this process as Prometheus text."""
-    return generate_latest(REGISTRY)
+def exposition(accept: str = "") -> tuple[bytes, str]:
+    """All metrics of this process, and the type of that text: OpenMetrics, which has exemplars, where it is wanted."""
+    if "application/openmetrics-text" in accept:
+        text: bytes = openmetrics.generate_latest(REGISTRY)  # type: ignore[no-untyped-call]
+        return text, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(REGISTRY), CONTENT_TYPE

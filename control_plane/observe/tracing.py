@@ -66,6 +66,13 @@ class ServerSpan:
         TraceContextTextMapPropagator().inject(carrier, self._context)
         return carrier
 
+    def exemplar(self) -> dict[str, str] | None:
+        """What leads from a measurement to this trace, where it is exported."""
+        if self._span is None:
+            return None
+        context = self._span.get_span_context()
+        return {"trace_id": f"{context.trace_id:032x}"} if context.trace_flags.sampled else None
+
     def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
         if self._span is None:
             return

@@ -22,7 +22,7 @@ class Secret:
     def __init__(self, value: bytes) -> None:
         self._keys = {
             purpose: hmac.digest(value, purpose.encode(), "sha256")
-            for purpose in ("api-key", "admin-token", "replica-token", "cache-salt", "snapshot", "audit")
+            for purpose in ("api-key", "admin-token", "replica-token", "cache-salt", "snapshot", "audit", "metrics")
         }
 
     def key_hash(self, secret: str) -> bytes:
@@ -40,6 +40,10 @@ class Secret:
     def cache_salt(self, tenant_id: str) -> str:
         """Keeps tenants' prefix caches apart."""
         return hmac.digest(self._keys["cache-salt"], tenant_id.encode(), "sha256").hex()
+
+    def metrics_token(self) -> str:
+        """The bearer token by which the controller reads a gateway's metrics from another machine."""
+        return self._keys["metrics"].hex()
 
     def audit_seed(self) -> bytes:
         """32 bytes from which the key that signs audit records is made."""

@@ -24,6 +24,11 @@ async def gateway_urls(session: AsyncSession) -> dict[str, tuple[str, float]]:
     return {row.region: (row.url, row.heartbeat_at) for row in rows}
 
 
+async def live_gateways(session: AsyncSession, since: float) -> list[str]:
+    """URLs of all gateways heard from since `since`."""
+    return list(await session.scalars(select(GatewayRow.url).where(GatewayRow.heartbeat_at >= since)))
+
+
 async def report_demand(session: AsyncSession, gateway_id: str, reports: dict[str, Demand]) -> None:
     """Write one gateway's view, by endpoint id. `last_finished_at` never goes back."""
     for endpoint_id, demand in reports.items():
