@@ -18,10 +18,9 @@ from data_plane.loading.sources import resolve
 from data_plane.models.packed import PackedLlamaModel, decoder_shape
 from data_plane.models.registry import Model, build, check_family
 from data_plane.models.spec import ModelSpec
-from kernels.cpu import Wide
 
-# where 8 bits cost most for the least work (infra/decisions/0001)
-_WIDE = Wide.QKV
+# above this a group of activations has 15 bits instead of 8 (infra/decisions/0001)
+_LOUDNESS = 1.0
 _CPU_KV_TOKENS = 65_536
 _CPU_MEMORY_SHARE = 0.25
 _GPU_MEMORY_SHARE = 0.9
@@ -159,7 +158,7 @@ def _packed(config: EngineConfig, checkpoint: Checkpoint, path: Path, max_model_
         block_size=config.block_size,
         most_tokens=max(budget, config.max_num_seqs),
         threads=threads,
-        wide=_WIDE,
+        loudness=_LOUDNESS,
     )
     return PackedLlamaModel(checkpoint, path, shape, max_model_len)
 

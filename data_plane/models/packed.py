@@ -12,7 +12,7 @@ from data_plane.loading import prepacked
 from data_plane.loading.checkpoint import Checkpoint, GroupedWeight, group_to_8_bits
 from data_plane.models.batch import Array, Batch
 from data_plane.models.spec import ModelSpec
-from kernels.cpu import LANES, Decoder, DecoderShape, LayerWeights, PackedMatrix, Wide, pack
+from kernels.cpu import LANES, Decoder, DecoderShape, LayerWeights, PackedMatrix, pack
 from kernels.sampling import Draws
 
 
@@ -62,7 +62,7 @@ class PackedLlamaModel:
 
 
 def decoder_shape(
-    spec: ModelSpec, *, block_size: int, most_tokens: int, threads: int, wide: Wide = Wide.ALL
+    spec: ModelSpec, *, block_size: int, most_tokens: int, threads: int, loudness: float = 0.0
 ) -> DecoderShape:
     return DecoderShape(
         hidden=spec.hidden_size,
@@ -76,7 +76,7 @@ def decoder_shape(
         most_tokens=most_tokens,
         threads=threads,
         eps=spec.norm_eps,
-        wide=wide,
+        loudness=loudness,
     )
 
 

@@ -1,7 +1,7 @@
 """The CPU backend: a decoder step in C, compiled at first use, with everything working without a compiler too."""
 
 from kernels.cpu.build import CompilerMissing, library
-from kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights, Wide
+from kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights
 from kernels.cpu.packing import LANES, PackedMatrix, pack
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "DecoderShape",
     "LayerWeights",
     "PackedMatrix",
-    "Wide",
     "library",
     "pack",
 ]

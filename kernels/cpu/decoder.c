@@ -11,8 +11,6 @@
 #define MOST_PARTS 256
 #define CLOSE 3.0f
 
-enum { WIDE_QKV = 1, WIDE_OUT = 2, WIDE_GATE_UP = 4, WIDE_DOWN = 8, WIDE_HEAD = 16 };
-
 typedef struct {
     const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // q_norm, k_norm may be null
     matrix qkv, out, gate_up, down;
@@ -21,8 +19,8 @@ typedef struct {
 
 typedef struct {
     int32_t hidden, layers, heads, kv_heads, head_dim, rotary_dim, intermediate, vocabulary;
-    int32_t block_size, most_tokens, threads, wide;  // wide: a bit for each matrix (WIDE_…) whose inputs have 15 bits, not 8
-    float eps;
+    int32_t block_size, most_tokens, threads;
+    float eps, loudness;  // loudness: see `quantized`
     const layer *layer;
     const float *norm, *cos_sin;
     matrix head;
@@ -56,17 +54,22 @@ typedef struct {
 } decoder;
 
 
-static int allot_quantized(quantized *q, int rows, int width, int wide) {
-    q->high = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64);
-    if (wide && !(q->low = aligned_alloc(64, ((size_t)rows * width + 63) / 64 * 64))) return -1;
-    q->scale = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
-    q->sum = malloc(sizeof(float) * (size_t)rows * (width / GROUP));
-    return q->high && q->scale && q->sum ? 0 : -1;
+static int allot_quantized(quantized *q, int rows, int width, float loudness) {
+    size_t values = ((size_t)rows * width + 63) / 64 * 64, groups = (size_t)rows * (width / GROUP);
+    q->high = aligned_alloc(64, values);
+    q->low = aligned_alloc(64, values);
+    q->loud = malloc(groups);
+    q->scale = malloc(sizeof(float) * groups);
+    q->sum = malloc(sizeof(float) * groups);
+    q->most_rows = rows;
+    q->loudness = loudness;
+    return q->high && q->low && q->loud && q->scale && q->sum ? 0 : -1;
 }
 
 static void free_quantized(quantized *q) {
     free(q->high);
     free(q->low);
+    free(q->loud);
     free(q->scale);
     free(q->sum);
 }
@@ -106,10 +109,10 @@ decoder *ingle_decoder_open(const shape *s) {
     d->weights = floats((size_t)s->threads * ((s->vocabulary + LANES - 1) / LANES * LANES));
     d->candidates = malloc(sizeof *d->candidates * (size_t)s->threads * s->vocabulary);
     int failed = !d->weights || !d->candidates || !d->x || !d->fused || !d->attended || !d->mlp || !d->claims || !d->logit_rows || !d->finished || !d->items || !d->parts;
-    failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->wide);
+    failed |= allot_quantized(&d->shared, s->most_tokens, widest, s->loudness);
     d->queries.inputs = s->heads * padded(s->head_dim);
-    failed |= allot_quantized(&d->queries, s->most_tokens, d->queries.inputs, 1);
-    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, 1);
+    failed |= allot_quantized(&d->queries, s->most_tokens, d->queries.inputs, 0);
+    for (int t = 0; t < s->threads; t++) failed |= allot_quantized(&d->own[t], FEW_ROWS, widest, s->loudness);
     if (failed || pool_open(&d->workers, s->threads)) {
         ingle_decoder_close(d);
         return NULL;
@@ -162,14 +165,12 @@ static void prepare_down(decoder *d, const layer *l, int row, quantized *to, int
     (void)l;
     int width = d->s.intermediate;
     const float *gate = d->mlp + (size_t)row * 2 * width, *up = gate + width;
-    for (int g = 0; g < width / GROUP; g++) {
-        float mixed[GROUP] __attribute__((aligned(64)));
-        for (int i = 0; i < GROUP; i += LANES) {
-            f32v v = load(gate + g * GROUP + i);
-            store(mixed + i, v / (exp_lanes(-v) + 1.0f) * load(up + g * GROUP + i));
-        }
-        quantize_group(mixed, to, at, g);
+    float mixed[width] __attribute__((aligned(64)));
+    for (int i = 0; i < width; i += LANES) {
+        f32v v = load(gate + i);
+        store(mixed + i, v / (exp_lanes(-v) + 1.0f) * load(up + i));
     }
+    quantize_row(mixed, to, at);
 }
 
 static void prepare_head(decoder *d, const layer *l, int row, quantized *to, int at) {
@@ -180,11 +181,10 @@ static void prepare_head(decoder *d, const layer *l, int row, quantized *to, int
 // Quantize the inputs of a matrix, then multiply. Few rows are prepared by every thread for itself, which is cheaper than a
 // phase; a thread that does so too late works on moving data, but then finds no part left to spoil with it.
 static int linear(decoder *d, int thread, int phase, int rows, const layer *l, prepare_row prepare, const matrix *m,
-                  int wide, float *out, int stride, int add) {
+                  float *out, int stride, int add) {
     int few = rows <= FEW_ROWS;
     quantized in = few ? d->own[thread] : d->shared;
     in.inputs = m->inputs;
-    if (!(d->s.wide & wide)) in.low = NULL;
     if (few) {
         for (int row = 0; row < rows; row++) prepare(d, l, row, &in, row);
     } else {
@@ -217,6 +217,7 @@ static void refine_row(decoder *d, int thread, int row) {
     for (int i = whole_lanes; i < end; i++) most = logits[i] > most ? logits[i] : most;
     quantized in = d->own[thread];
     in.inputs = m->inputs;
+    in.loudness = 0;
     prepare_head(d, NULL, row, &in, 0);
     for (int tile = 0; tile < tiles_of(m); tile++) {
         int first = tile * LANES, last = first + LANES < end ? first + LANES : end, close = 0;
@@ -286,7 +287,8 @@ static void place_row(decoder *d, const layer *l, int index, int row) {
         }
         if (key < 0) {
             for (int i = 0; i < dim; i += LANES) store(head + i, load(head + i) * scale);
-            for (int g = 0; g < width / GROUP; g++) quantize_group(head + g * GROUP, &d->queries, row, h * (width / GROUP) + g);
+            for (int g = 0; g < width / GROUP; g++)
+                quantize_group(head + g * GROUP, largest_of(head + g * GROUP), 1, &d->queries, row, h * (width / GROUP) + g);
         } else if (pieces) {
             uint8_t *piece = pieces + (size_t)(value < 0 ? key : value) * bytes;
             float *scales = (float *)(piece + (size_t)2 * block * width);
@@ -433,16 +435,15 @@ static void walk(void *decoder_, int thread) {
     for (int index = 0; index < s->layers; index++) {
         const layer *l = &s->layer[index];
         int fused = (s->heads + 2 * s->kv_heads) * dim;
-        phase = linear(d, thread, phase, rows, l, prepare_attn, &l->qkv, WIDE_QKV, d->fused, fused, 0);
+        phase = linear(d, thread, phase, rows, l, prepare_attn, &l->qkv, d->fused, fused, 0);
         for (int row; (row = claim(d, phase)) < rows; finish(d, phase)) place_row(d, l, index, row);
         settle(d, phase, rows);
         phase = attention(d, phase + 1, l, index);
-        phase = linear(d, thread, phase, rows, l, prepare_out, &l->out, WIDE_OUT, d->x, s->hidden, 1);
-        phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, WIDE_GATE_UP, d->mlp, 2 * s->intermediate, 0);
-        phase = linear(d, thread, phase, rows, l, prepare_down, &l->down, WIDE_DOWN, d->x, s->hidden, 1);
+        phase = linear(d, thread, phase, rows, l, prepare_out, &l->out, d->x, s->hidden, 1);
+        phase = linear(d, thread, phase, rows, l, prepare_mlp, &l->gate_up, d->mlp, 2 * s->intermediate, 0);
+        phase = linear(d, thread, phase, rows, l, prepare_down, &l->down, d->x, s->hidden, 1);
     }
-    phase = linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, WIDE_HEAD, n->logits, s->vocabulary, 0);
-    if (s->wide & WIDE_HEAD) return;
+    phase = linear(d, thread, phase, n->logit_rows, NULL, prepare_head, &s->head, n->logits, s->vocabulary, 0);
     for (int row; (row = claim(d, phase)) < n->logit_rows; finish(d, phase)) refine_row(d, thread, row);
     settle(d, phase, n->logit_rows);
 }

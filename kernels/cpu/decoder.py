@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,8 @@ class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "hidden", "layers", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate", "vocabulary",
-            "block_size", "most_tokens", "threads", "wide")),
-        ("eps", ctypes.c_float),
+            "block_size", "most_tokens", "threads")),
+        ("eps", ctypes.c_float), ("loudness", ctypes.c_float),
         ("layer", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("cos_sin", ctypes.c_void_p),
         ("head", _Matrix), ("embedding", ctypes.c_void_p),
     )  # fmt: skip
@@ -79,20 +78,10 @@ class LayerWeights:
     window: int
 
 
-class Wide(IntFlag):
-    """Matrices, as in decoder.c."""
-
-    QKV = 1
-    OUT = 2
-    GATE_UP = 4
-    DOWN = 8
-    HEAD = 16
-    ALL = 31
-
-
 @dataclass(frozen=True)
 class DecoderShape:
-    """Sizes in elements; most_tokens bounds a step. wide: matrices whose inputs have 15 bits instead of 8."""
+    """Sizes in elements; most_tokens bounds a step. loudness: groups of inputs whose largest square exceeds
+    this times the row's mean of such have 15 bits, others 8."""
 
     hidden: int
     heads: int
@@ -105,7 +94,7 @@ class DecoderShape:
     most_tokens: int
     threads: int
     eps: float
-    wide: Wide = Wide.ALL
+    loudness: float = 0.0
 
     @property
     def kv_piece(self) -> int:
@@ -166,7 +155,7 @@ class Decoder:
             shape.hidden, len(layers), shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim,
             shape.intermediate, shape.vocabulary, shape.block_size, shape.most_tokens,
             min(shape.threads, _MOST_THREADS),
-            int(shape.wide), shape.eps,
+            shape.eps, shape.loudness,
             ctypes.addressof(rows), _address(norm), _address(cos_sin), _matrix(head), _address(embedding),
         )  # fmt: skip
         self._handle = self._library.ingle_decoder_open(ctypes.byref(native))

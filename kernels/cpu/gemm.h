@@ -1,5 +1,5 @@
 // Matrices in groups of 32 inputs, w = scale · value + offset with 4- or 8-bit values, times rows quantized in the same
-// groups to 8 bits, or to 15 in two planes. The products are exact integers; only the sums over groups are floating point,
+// groups to 8 bits or 15. The products are exact integers; only the sums over groups are floating point,
 // in group order.
 //
 // Packed by tiles of 16 outputs. A group of a tile holds eight runs of [16 outputs][4 inputs] bytes; with 4 bits, run j
@@ -16,11 +16,16 @@ typedef struct {
     int32_t outputs, inputs, bits, half_scales;
 } matrix;
 
-// Rows of activations: x = scale · value for each group; sum = scale · Σ value. With `low`, value = 128 · high + low.
+// Rows of activations: x = scale · value for each group, with value = 128 · high + low; sum = scale · Σ value.
+//
+// Most of what 8 bits lose is lost in the few groups of a row that hold its largest numbers. Only those, the loud ones, have
+// a low plane; in the others it is 0 and left out.
 typedef struct {
     int8_t *high, *low;
+    uint8_t *loud;  // [groups][most_rows], so that a few rows' flags of a group are read at once
     float *scale, *sum;
-    int32_t inputs;
+    int32_t inputs, most_rows;
+    float loudness;  // a group is loud if its largest square exceeds this times the row's mean of such
 } quantized;
 
 #define MOST_8 127
@@ -34,29 +39,45 @@ INLINE i32v to_planes(f32v x, int8_t *highs, int8_t *lows) {
     return value;
 }
 
-INLINE void quantize_group(const float *x, quantized *q, int row, int group) {
-    size_t at = (size_t)row * q->inputs + (size_t)group * GROUP;
-    float levels = q->low ? MOST_15 : MOST_8;
+INLINE float largest_of(const float *x) {
     f32v first = load(x), second = load(x + LANES);
-    float most = max_of(max_lanes(max_lanes(first, -first), max_lanes(second, -second)));
-    float inverse = most > 0 ? levels / most : 0.0f;
+    return max_of(max_lanes(max_lanes(first, -first), max_lanes(second, -second)));
+}
+
+INLINE void quantize_group(const float *x, float most, int loud, quantized *q, int row, int group) {
+    size_t at = (size_t)row * q->inputs + (size_t)group * GROUP, place = (size_t)row * (q->inputs / GROUP) + group;
+    f32v first = load(x), second = load(x + LANES);
+    int8_t *high = q->high + at, *low = q->low + at;
     i32v total;
-    if (q->low) {
-        total = to_planes(first * inverse, q->high + at, q->low + at);
-        total += to_planes(second * inverse, q->high + at + LANES, q->low + at + LANES);
+    if (loud) {
+        float inverse = most > 0 ? MOST_15 / most : 0.0f;
+        total = to_planes(first * inverse, high, low) + to_planes(second * inverse, high + LANES, low + LANES);
+        q->scale[place] = most / MOST_15;
     } else {
+        float inverse = most > 0 ? MOST_8 / most : 0.0f;
         i32v a = nearest(first * inverse), b = nearest(second * inverse);
-        store_bytes(q->high + at, a);
-        store_bytes(q->high + at + LANES, b);
-        total = a + b;
+        store_bytes(high, a);
+        store_bytes(high + LANES, b);
+        memset(low, 0, GROUP);
+        total = (a + b) << 7;
+        q->scale[place] = most / (MOST_8 * 128);
     }
-    size_t place = (size_t)row * (q->inputs / GROUP) + group;
-    q->scale[place] = most / levels;
+    q->loud[(size_t)group * q->most_rows + row] = (uint8_t)loud;
     q->sum[place] = q->scale[place] * (float)sum_whole(total);
 }
 
-INLINE void quantize_row(const float *x, quantized *to, int row) {
-    for (int g = 0; g < to->inputs / GROUP; g++) quantize_group(x + g * GROUP, to, row, g);
+INLINE void quantize_row(const float *x, quantized *q, int row) {
+    int groups = q->inputs / GROUP;
+    float *largest = q->scale + (size_t)row * groups, squares = 0;
+    for (int g = 0; g < groups; g++) {
+        largest[g] = largest_of(x + g * GROUP);
+        squares += largest[g] * largest[g];
+    }
+    float bound = q->loudness * squares / (float)groups;
+    for (int g = 0; g < groups; g++) {
+        float most = largest[g];
+        quantize_group(x + g * GROUP, most, most * most > bound, q, row, g);
+    }
 }
 
 INLINE void group_scales(const matrix *m, size_t group, f32v *scale, f32v *offset) {
@@ -75,60 +96,71 @@ INLINE void group_scales(const matrix *m, size_t group, f32v *scale, f32v *offse
 // this is inlined, so that everything stays in registers.
 #if defined(__AVX512VNNI__)
 
+INLINE int any_loud(const quantized *x, int row, int rows, int group) {
+    int any = 0;
+    for (int r = 0; r < rows; r++) any |= x->loud[(size_t)group * x->most_rows + row + r];
+    return any;
+}
+
 INLINE __m512i four_of(const int8_t *at) {
     int32_t four;
     memcpy(&four, at, 4);
     return _mm512_set1_epi32(four);
 }
 
-INLINE void tile_rows(const int tiles, const int rows, const int bits, const int planes, const matrix *m, int tile,
-                      const quantized *x, int row, f32v y[2][MOST_ROWS]) {
+// Four inputs at a time of a group's `plane`, onto the sums of every tile and row.
+INLINE void add_plane(const int tiles, const int rows, const int bits, const uint8_t *w, size_t next,
+                      const int8_t *const *plane, __m512i sum[2][MOST_ROWS]) {
+    const __m512i low_nibbles = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int j = 0; j < bits; j++) {
+        __m512i low[2], high[2];
+        for (int t = 0; t < tiles; t++) {
+            low[t] = _mm512_loadu_si512(w + t * next + j * 64);
+            if (bits == 4) {
+                high[t] = _mm512_and_si512(_mm512_srli_epi16(low[t], 4), low_nibbles);
+                low[t] = _mm512_and_si512(low[t], low_nibbles);
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            __m512i first = four_of(plane[r] + j * 4);
+            for (int t = 0; t < tiles; t++) sum[t][r] = _mm512_dpbusd_epi32(sum[t][r], low[t], first);
+            if (bits == 4) {
+                __m512i second = four_of(plane[r] + j * 4 + 16);
+                for (int t = 0; t < tiles; t++) sum[t][r] = _mm512_dpbusd_epi32(sum[t][r], high[t], second);
+            }
+        }
+    }
+}
+
+INLINE void tile_rows(const int tiles, const int rows, const int bits, const matrix *m, int tile, const quantized *x, int row,
+                      f32v y[2][MOST_ROWS]) {
     const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
     const uint8_t *w = m->values + (size_t)tile * groups * bytes;
     const size_t next = (size_t)groups * bytes;
-    const __m512i low_nibbles = _mm512_set1_epi8(15);
-    const int8_t *in[2][MOST_ROWS];
-    for (int r = 0; r < rows; r++) {
-        in[0][r] = x->high + (size_t)(row + r) * x->inputs;
-        if (planes == 2) in[1][r] = x->low + (size_t)(row + r) * x->inputs;
+    for (int r = 0; r < rows; r++)
         for (int t = 0; t < tiles; t++) y[t][r] = splat(0);
-    }
     for (int g = 0; g < groups; g++, w += bytes) {
-        __m512i sum[2][2][MOST_ROWS];
+        __m512i sum[2][MOST_ROWS];
+        const int8_t *plane[MOST_ROWS];
         for (int t = 0; t < tiles; t++) {
             _mm_prefetch((const char *)(w + t * next) + 4 * bytes, _MM_HINT_T0);
-            for (int p = 0; p < planes; p++)
-                for (int r = 0; r < rows; r++) sum[t][p][r] = _mm512_setzero_si512();
+            for (int r = 0; r < rows; r++) sum[t][r] = _mm512_setzero_si512();
         }
-#pragma GCC unroll 8
-        for (int j = 0; j < bits; j++) {
-            __m512i low[2], high[2];
-            for (int t = 0; t < tiles; t++) {
-                low[t] = _mm512_loadu_si512(w + t * next + j * 64);
-                if (bits == 4) {
-                    high[t] = _mm512_and_si512(_mm512_srli_epi16(low[t], 4), low_nibbles);
-                    low[t] = _mm512_and_si512(low[t], low_nibbles);
-                }
-            }
-            for (int p = 0; p < planes; p++)
-                for (int r = 0; r < rows; r++) {
-                    const int8_t *at = in[p][r] + g * GROUP + j * 4;
-                    __m512i first = four_of(at);
-                    for (int t = 0; t < tiles; t++) sum[t][p][r] = _mm512_dpbusd_epi32(sum[t][p][r], low[t], first);
-                    if (bits == 4) {
-                        __m512i second = four_of(at + 16);
-                        for (int t = 0; t < tiles; t++) sum[t][p][r] = _mm512_dpbusd_epi32(sum[t][p][r], high[t], second);
-                    }
-                }
+        for (int r = 0; r < rows; r++) plane[r] = x->high + (size_t)(row + r) * x->inputs + g * GROUP;
+        add_plane(tiles, rows, bits, w, next, plane, sum);
+        for (int t = 0; t < tiles; t++)
+            for (int r = 0; r < rows; r++) sum[t][r] = _mm512_slli_epi32(sum[t][r], 7);
+        if (any_loud(x, row, rows, g)) {
+            for (int r = 0; r < rows; r++) plane[r] = x->low + (size_t)(row + r) * x->inputs + g * GROUP;
+            add_plane(tiles, rows, bits, w, next, plane, sum);
         }
         for (int t = 0; t < tiles; t++) {
             f32v scale, offset;
             group_scales(m, (size_t)(tile + t) * groups + g, &scale, &offset);
             for (int r = 0; r < rows; r++) {
                 size_t at = (size_t)(row + r) * groups + g;
-                __m512i whole = sum[t][0][r];
-                if (planes == 2) whole = _mm512_add_epi32(_mm512_slli_epi32(whole, 7), sum[t][1][r]);
-                y[t][r] = fmadd((f32v)_mm512_cvtepi32_ps(whole), scale * x->scale[at], y[t][r]);
+                y[t][r] = fmadd((f32v)_mm512_cvtepi32_ps(sum[t][r]), scale * x->scale[at], y[t][r]);
                 y[t][r] = fmadd(offset, splat(x->sum[at]), y[t][r]);
             }
         }
@@ -137,8 +169,8 @@ INLINE void tile_rows(const int tiles, const int rows, const int bits, const int
 
 #else
 
-INLINE void tile_rows(const int tiles, const int rows, const int bits, const int planes, const matrix *m, int tile,
-                      const quantized *x, int row, f32v y[2][MOST_ROWS]) {
+INLINE void tile_rows(const int tiles, const int rows, const int bits, const matrix *m, int tile, const quantized *x, int row,
+                      f32v y[2][MOST_ROWS]) {
     const int groups = m->inputs / GROUP, bytes = bits == 4 ? 256 : 512;
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < rows; r++) y[t][r] = splat(0);
@@ -160,7 +192,7 @@ INLINE void tile_rows(const int tiles, const int rows, const int bits, const int
                 size_t in = (size_t)(row + r) * x->inputs + (size_t)g * GROUP;
                 int16_t value[GROUP];
                 for (int i = 0; i < GROUP; i++)
-                    value[i] = planes == 2 ? (int16_t)(x->high[in + i] * 128 + x->low[in + i]) : x->high[in + i];
+                    value[i] = (int16_t)(x->high[in + i] * 128 + x->low[in + i]);
                 int32_t sum[LANES] = {0};
                 for (int j = 0; j < 8; j++)
                     for (int lane = 0; lane < LANES; lane++)
@@ -180,10 +212,7 @@ INLINE void tile_rows(const int tiles, const int rows, const int bits, const int
 INLINE void tile_block(const int tiles, const int rows, const matrix *m, int tile, const quantized *x, int row, float *out,
                        int stride, int add) {
     f32v y[2][MOST_ROWS];
-    if (m->bits == 4)
-        x->low ? tile_rows(tiles, rows, 4, 2, m, tile, x, row, y) : tile_rows(tiles, rows, 4, 1, m, tile, x, row, y);
-    else
-        x->low ? tile_rows(tiles, rows, 8, 2, m, tile, x, row, y) : tile_rows(tiles, rows, 8, 1, m, tile, x, row, y);
+    m->bits == 4 ? tile_rows(tiles, rows, 4, m, tile, x, row, y) : tile_rows(tiles, rows, 8, m, tile, x, row, y);
     for (int t = 0; t < tiles; t++) {
         int first = (tile + t) * LANES, width = m->outputs - first;
         for (int r = 0; r < rows; r++) {
