@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import aiohttp
 
 from control_plane import domain
 from control_plane.api import schemas
 from control_plane.api.operations import Call, Operation, Page, Parameter, limit_of
-from control_plane.api.samples import Rates, Reading, mean, rates, read
+from control_plane.api.samples import Rates, Reading, rates, read
 from control_plane.domain import ReplicaState, Role
 from control_plane.metering.prices import NANO, PriceBook, in_force
+from control_plane.observe import metrics
 from control_plane.observe.logs import iso
 from control_plane.security.mesh import PLAIN, Link
 from control_plane.security.secret import Secret
@@ -91,12 +92,14 @@ class LiveOperations:
             demand = await traffic.demand_by_endpoint(session)
             book = in_force(await prices.list_books(session), now)
         async with self._turn:
-            await self._scrape(running, now)
+            await self._scrape(found, running, now)
             if name is None:
                 self._looks = {key: looks for key, looks in self._looks.items() if key in running}
         return [_live(item, running[item.id], demand.get(item.id, []), self._looks[item.id], book) for item in found]
 
-    async def _scrape(self, running: Mapping[str, Sequence[domain.Replica]], now: float) -> None:
+    async def _scrape(
+        self, found: Sequence[domain.Endpoint], running: Mapping[str, Sequence[domain.Replica]], now: float
+    ) -> None:
         due = [
             endpoint_id
             for endpoint_id in running
@@ -110,9 +113,12 @@ class LiveOperations:
         ]
         readings = await asyncio.gather(*(self._read(replica_id, address) for _, replica_id, address in reachable))
         seen: dict[str, dict[str, Reading]] = {endpoint_id: {} for endpoint_id in due}
+        own = _first_tokens({item.id: (item.region, item.name) for item in found if item.id in seen})
         for (endpoint_id, replica_id, _), reading in zip(reachable, readings, strict=True):
             if reading is not None:
-                seen[endpoint_id][replica_id] = reading
+                seen[endpoint_id][replica_id] = replace(reading, ttft={}) if endpoint_id in own else reading
+        for endpoint_id, ttft in own.items():
+            seen[endpoint_id]["gateway"] = Reading(ttft=ttft)
         for endpoint_id in due:
             self._looks.setdefault(endpoint_id, deque(maxlen=_KEPT)).append(_Look(now, seen[endpoint_id]))
 
@@ -131,6 +137,18 @@ class LiveOperations:
             return None
 
 
+def _first_tokens(wanted: Mapping[str, tuple[str, str]]) -> dict[str, dict[float, float]]:
+    """By endpoint id, how late streams began at gateways of this process, what they were held for included."""
+    found: dict[str, dict[float, float]] = {}
+    places = {place: endpoint_id for endpoint_id, place in wanted.items()}
+    for family in metrics.time_to_first_token.collect():
+        for sample in family.samples:
+            endpoint_id = places.get((sample.labels.get("region", ""), sample.labels.get("endpoint", "")))
+            if endpoint_id is not None and sample.name.endswith("_bucket"):
+                found.setdefault(endpoint_id, {})[float(sample.labels["le"])] = sample.value
+    return found
+
+
 def _live(
     item: domain.Endpoint,
     running: Sequence[domain.Replica],
@@ -140,6 +158,7 @@ def _live(
 ) -> schemas.Live:
     newest = looks[-1]
     gauges = [reading.gauges for reading in newest.readings.values()]
+    filled = [gauge["kv_usage"] for gauge in gauges if "kv_usage" in gauge]
     fresh = [report for report in demand if newest.at - report.reported_at < _REPORT_STALE_SECONDS]
     return schemas.Live(
         endpoint=item.name,
@@ -150,7 +169,7 @@ def _live(
         held=sum(report.held for report in fresh),
         running=round(sum(gauge.get("running", 0.0) for gauge in gauges)),
         waiting=round(sum(gauge.get("waiting", 0.0) for gauge in gauges)),
-        kv_usage=mean(gauge["kv_usage"] for gauge in gauges if "kv_usage" in gauge),
+        kv_usage=max(filled, default=None),
         replicas=sum(replica.state is ReplicaState.READY for replica in running),
         desired=item.desired_replicas,
         cost_per_hour=book.hours_nano(item.gpu, float(len(running)), item.gpus) / NANO,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
@@ -97,8 +97,3 @@ def _add_growth(into: dict[Key, float], old: Mapping[Key, float], new: Mapping[K
     for name, value in new.items():
         then = old.get(name, 0.0)
         into[name] = into.get(name, 0.0) + (value - then if value >= then else value)
-
-
-def mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return sum(found) / len(found) if found else None

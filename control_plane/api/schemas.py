@@ -199,7 +199,10 @@ class Logs(BaseModel):
 
 
 class Live(BaseModel):
-    """An endpoint right now. Times are in seconds, rates over the last ten; null where nothing happened that tells."""
+    """An endpoint right now. Times are in seconds, rates over the last ten; null where nothing happened that tells.
+
+    Times to the first token are those of gateways in this process, with what they held; else those of replicas.
+    """
 
     endpoint: str
     region: str

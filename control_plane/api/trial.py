@@ -80,7 +80,7 @@ class Trials:
             name = request.match_info["name"]
             for last in (False, True):
                 url, key = await self._place(name, actor, request_id)
-                response = await self._pass_on(request, f"{url}/e/{name}{_ROUTE}", key, body, last)
+                response = await self._pass_on(request, f"{url}/e/{name}{_ROUTE}", key, {**body, "model": name}, last)
                 if response is not None:
                     return response
                 self._keys = {who: kept for who, kept in self._keys.items() if kept.text != key}

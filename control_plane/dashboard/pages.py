@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 from aiohttp import web
 
@@ -17,23 +19,37 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_PAGES = {
-    "/": ("index.html", "text/html"),
-    "/static/app.js": ("app.js", "text/javascript"),
-    "/static/view.js": ("view.js", "text/javascript"),
-    "/static/style.css": ("style.css", "text/css"),
-}
+_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_CHARTS = {"/static/uplot.js": "uPlot.iife.js", "/static/uplot.css": "uPlot.min.css"}
 
 
 def add_pages(app: web.Application) -> None:
-    for path, (name, kind) in _PAGES.items():
-        app.router.add_get(path, _page(name, kind))
+    for file in files("control_plane.dashboard").joinpath("static").iterdir():
+        kind = _KINDS.get(Path(file.name).suffix)
+        if kind is not None:
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
+            app.router.add_get(path, _page(file.read_bytes(), kind))
+    folder = _charts_folder()
+    for path, name in _CHARTS.items():
+        # an empty script brings no library: the page then shows numbers without drawing them
+        body = (folder / name).read_bytes() if folder else b""
+        app.router.add_get(path, _page(body, _KINDS[Path(name).suffix]))
 
 
-def _page(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
-    body = files("control_plane.dashboard").joinpath("static", name).read_bytes()
+def _charts_folder() -> Path | None:
+    """Where the wheel `uplot-python` keeps uPlot. Its Python part, which wants numpy, is not imported."""
+    spec = find_spec("uplot")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place) / "static"
+        if all((folder / name).is_file() for name in _CHARTS.values()):
+            return folder
+    return None
 
+
+def _page(body: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def serve(request: web.Request) -> web.Response:
-        return web.Response(body=body, content_type=kind, charset="utf-8", headers=_HEADERS)
+        response = web.Response(body=body, content_type=kind, charset="utf-8", headers=_HEADERS)
+        response.enable_compression()
+        return response
 
     return serve

@@ -6,13 +6,14 @@ export function el(tag, attributes = {}, ...children) {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child != null));
+  node.append(...solid(children));
   return node;
 }
 
-export function show(...children) {
-  document.getElementById("main").replaceChildren(...children.flat().filter((child) => child != null));
-}
+const solid = (children) => children.flat(3).filter((child) => child != null && child !== false);
+
+export function show(...children) { document.getElementById("main").replaceChildren(...solid(children)); }
+export function fill(node, ...children) { node.replaceChildren(...solid(children)); }
 
 let fading;
 export function say(text) {
@@ -22,14 +23,30 @@ export function say(text) {
   fading = setTimeout(() => { box.textContent = ""; }, 6000);
 }
 
+// Something was changed from here: what is shown may be old.
+export const changed = () => document.dispatchEvent(new Event("ingle-changed"));
+
+// A button that does one thing at a time and says how it went.
+export function button(text, what, { done, kind, label } = {}) {
+  return el("button", { type: "button", class: kind, "aria-label": label, onclick: async ({ currentTarget: it }) => {
+    it.disabled = true;
+    try {
+      if ((await what()) !== false) { if (done) say(done); changed(); }
+    } catch (error) { say(error.message); }
+    it.disabled = false;
+  } }, text);
+}
+
 export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
 export const state = (name) => el("span", { class: `state ${name}` }, name);
+export const count = (value) => (value == null ? null : Math.round(value).toLocaleString());
+export const money = (value, currency) => `${value.toFixed(4)} ${currency}`;
 
 // columns: [heading, row => content, "number" or nothing]
-export function table(columns, rows, empty) {
+export function table(columns, rows, empty, caption) {
   if (!rows.length) return el("p", {}, empty);
   const cell = (tag, content, kind) => el(tag, { class: kind, scope: tag === "th" ? "col" : null }, content ?? "–");
-  return el("div", { class: "scroll" }, el("table", {},
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, el("table", {},
     el("thead", {}, el("tr", {}, columns.map(([name, , kind]) => cell("th", name, kind)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, columns.map(([, read, kind]) => {
       const value = read(row);
@@ -40,11 +57,4 @@ export function table(columns, rows, empty) {
 export function facts(pairs) {
   return el("dl", {}, pairs.flatMap(([name, value]) => [
     el("dt", {}, name), el("dd", {}, value instanceof Node ? value : value == null ? "–" : String(value))]));
-}
-
-export function field(label, attributes, options) {
-  const input = options
-    ? el("select", attributes, options.map((option) => el("option", { value: option }, option)))
-    : el("input", attributes);
-  return el("label", {}, label, input);
 }
