@@ -21,11 +21,13 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from control_plane.alerts import watch
 from control_plane.alerts.scrape import Scraper
 from control_plane.api.accounts import AccountOperations
 from control_plane.api.endpoints import EndpointOperations
 from control_plane.api.live import LiveOperations
 from control_plane.api.metering import MeteringOperations
+from control_plane.api.observing import ObservingOperations
 from control_plane.api.places import Places
 from control_plane.api.platform import PlatformOperations
 from control_plane.api.server import AdminApi
@@ -164,12 +166,12 @@ async def serve(
         stack.callback(platform.tracing.close)
         loops: list[Loop] = [platform.mesh.run] if platform.mesh else []
         relaxed = _relaxed(settings.timing) if set(Role) <= set(roles) else settings.timing
-        gateway_urls = {}
+        gateway_urls: dict[str, str] = {}
         if Role.CONTROLLER in roles and end_replicas:
             grace = settings.timing.terminate_grace + settings.timing.stop_grace
             stack.push_async_callback(end_all, platform.store, platform.providers(), within=grace)
         if Role.CONTROLLER in roles:
-            loops += _controller(platform, relaxed)
+            loops += _controller(platform, relaxed, gateway_urls)
         # Pushed after what they depend on, so that on the way out tenants are let go first.
         background = await stack.enter_async_context(_Background())
         if Role.GATEWAY in roles:
@@ -195,11 +197,18 @@ def _relaxed(timing: Timing) -> Timing:
     return timing.model_copy(update={name: getattr(timing, name) * _RELAXED for name in ("tick", "snapshot_poll")})
 
 
-def _controller(platform: Platform, relaxed: Timing) -> list[Loop]:
+def _controller(platform: Platform, relaxed: Timing, gateway_urls: dict[str, str]) -> list[Loop]:
     # Replicas don't wake anybody: the reconciler keeps looking at them.
     timing = platform.settings.timing
-    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner_name(), link=platform.link)
-    return [reconciler.run, Autoscaler(platform.store, relaxed).run]
+    owner = owner_name()
+    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner, link=platform.link)
+    loops: list[Loop] = [reconciler.run, Autoscaler(platform.store, relaxed).run]
+    alerts = platform.settings.alerts
+    if alerts.enabled:
+        # this process's gateways come later, and are then known by their URLs
+        ca_file = platform.authority.ca_file
+        loops.append(watch(platform.store, platform.secret, alerts, owner, ca_file, platform.link, gateway_urls))
+    return loops
 
 
 async def _gateway(platform: Platform, timing: Timing, region: str, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
@@ -277,6 +286,7 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
         *live.table(),
+        *ObservingOperations(platform.store).table(),
         *PlatformOperations(platform.store, places, platform.authority, signer, version("ingle")).table(),
     ]
     scraper = Scraper(platform.store, platform.secret, link=platform.link)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from control_plane.api import schemas
+from control_plane.api import observed, schemas
 from control_plane.errors import (
     ConfigError,
     Conflict,
@@ -177,6 +177,26 @@ class AdminClient:
         """`head` is one from an earlier check, which must still be in the chain."""
         query = {} if head is None else {"head": head}
         return schemas.AuditCheck.model_validate(self._send("GET", "/audit/verify", query=query))
+
+    def alerts(self, state: str | None = None) -> list[observed.Alert]:
+        return self._all(observed.Alert, "/alerts", {"state": state})
+
+    def alert_rules(self) -> list[observed.AlertRule]:
+        return self._all(observed.AlertRule, "/alerts/rules")
+
+    def silences(self) -> list[observed.AlertSilence]:
+        return self._all(observed.AlertSilence, "/alerts/silences")
+
+    def silence(self, matchers: Mapping[str, str], seconds: float, comment: str) -> observed.AlertSilence:
+        spec = {"matchers": dict(matchers), "seconds": seconds, "comment": comment}
+        return self._create(observed.AlertSilence, "/alerts/silences", spec)
+
+    def end_silence(self, silence_id: str) -> observed.AlertSilence:
+        return self._one(observed.AlertSilence, "DELETE", f"/alerts/silences/{_part(silence_id)}")
+
+    def history(self, name: str, *, since: float, until: float, step: int = 60) -> list[observed.History]:
+        query = {"from": str(since), "to": str(until), "step": str(step)}
+        return self._page(observed.History, f"/endpoints/{_part(name)}/history", query)[0]
 
     def stream_events(self, *, after: int | None = None) -> Iterator[schemas.Event]:
         """Events of all endpoints as they happen, until the stream is closed."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from control_plane.domain import Address, is_name
 from control_plane.errors import ConfigError
@@ -105,6 +105,56 @@ class RegionSettings(_Section):
         return self
 
 
+class ReceiverSettings(_Section):
+    """Who is told of alerts, and how. What it is reached by is a secret, and never shown."""
+
+    name: Annotated[str, AfterValidator(_name)]
+    kind: Literal["webhook", "slack", "email", "pagerduty"]
+    url: SecretStr | None = None
+    """Of a webhook or of Slack; for PagerDuty, another place than its own."""
+    routing_key: SecretStr | None = None
+    """Of PagerDuty's Events API v2."""
+    smtp: HostPort | None = None
+    sender: str = ""
+    to: tuple[str, ...] = Field(default=(), max_length=50)
+    username: str | None = None
+    password: SecretStr | None = None
+    tls: Literal["starttls", "always", "never"] = "starttls"
+    ca_file: Path | None = None
+    """For a receiver whose certificate isn't publicly trusted."""
+    severities: tuple[Literal["critical", "warning"], ...] = ("critical", "warning")
+    resolved: bool = True
+    """Whether it is told when an alert is over."""
+
+    @property
+    def reached_by(self) -> str:
+        return self.url.get_secret_value() if self.url else ""
+
+    @model_validator(mode="after")
+    def _complete(self) -> ReceiverSettings:
+        needed = {
+            "webhook": ("url",),
+            "slack": ("url",),
+            "pagerduty": ("routing_key",),
+            "email": ("smtp", "sender", "to"),
+        }
+        for name in needed[self.kind]:
+            if not getattr(self, name):
+                raise ValueError(f"{name} is needed for a receiver of kind {self.kind}")
+        return self
+
+
+class AlertSettings(_Section):
+    """The controller's own watch over the installation: alerts without Prometheus, and the history of endpoints."""
+
+    enabled: bool = True
+    interval: Seconds = 15.0
+    """Between two looks at all metrics."""
+    scale: float = Field(1.0, gt=0, le=1)
+    """Shortens all windows: 0.01 makes a minute of what takes an hour and a half, to try things out."""
+    receivers: tuple[ReceiverSettings, ...] = Field(default=(), max_length=20)
+
+
 class Limits(_Section):
     """Bounds on what a gateway holds at once."""
 
@@ -161,7 +211,7 @@ class Timing(_Section):
     stop_grace: Seconds = 15.0
 
 
-_LISTS = ("regions", "replica_command", "trusted_proxies")
+_LISTS = ("regions", "replica_command", "trusted_proxies", "receivers")
 
 
 class Settings(_Section):
@@ -183,6 +233,7 @@ class Settings(_Section):
     replica_certificate_seconds: Seconds = 86_400.0
     """Lifetime of the certificates that gateways, controllers and replicas show one another."""
     keyring: KeyringSettings = KeyringSettings()
+    alerts: AlertSettings = AlertSettings()
     limits: Limits = Limits()
     timing: Timing = Timing()
 
@@ -251,7 +302,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
         nested = field.annotation
         if isinstance(nested, type) and issubclass(nested, _Section):
             section = {
-                inner: env[key]
+                inner: _json(key, env[key]) if inner in _LISTS else env[key]
                 for inner in nested.model_fields
                 if (key := f"INGLE_{name.upper()}__{inner.upper()}") in env
             }

@@ -261,3 +261,42 @@ class UsageEvent:
     cost_nano: int = 0
     """In billionths of the price book's currency."""
     price_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlertState:
+    """An alert for one set of labels. `state` is pending, firing or resolved.
+
+    `told` has, by receiver, the firing (its `fired_at`) that it knows of, negative once it knows that it is over.
+    """
+
+    fingerprint: str
+    alert: str
+    labels: Mapping[str, str]
+    state: str
+    value: float
+    summary: str
+    since: float
+    seen_at: float
+    fired_at: float | None = None
+    resolved_at: float | None = None
+    told: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """How an endpoint was in a while from `at` on; None where nothing happened that would tell. Times in seconds."""
+
+    at: int
+    ttft_p50: float | None = None
+    ttft_p95: float | None = None
+    tpot: float | None = None
+    tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    in_flight: float | None = None
+    held: float | None = None
+    kv_usage: float | None = None
+    hit_ratio: float | None = None
+    replicas: float | None = None
+    cost: float | None = None
+    """In the price book's currency, of the replicas, for the whole while."""

@@ -286,3 +286,19 @@ class Absent(Expression):
 def _grouped(expression: Expression, scale: float) -> str:
     text = expression.promql(scale)
     return f"({text})" if isinstance(expression, Binary | SecondsUntil) else text
+
+
+def reach(expression: Expression) -> float:
+    """How many seconds of the past an expression looks at."""
+    match expression:
+        case Series(before=before):
+            return before
+        case Over(series=series, seconds=seconds):
+            return series.before + seconds
+        case Aggregate(of=inner) | SecondsUntil(of=inner):
+            return reach(inner)
+        case Absent(series=series):
+            return series.before
+        case Binary(left=left, right=right):
+            return max(reach(left), 0.0 if isinstance(right, int | float) else reach(right))
+    raise TypeError(f"{type(expression).__name__} is no expression of ours")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import account, bench, endpoint, engine, metering, platform, run
+from control_plane.cli import account, alert, bench, endpoint, engine, metering, platform, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +45,7 @@ app.add_typer(platform.cert_app, name="cert")
 app.command("usage")(metering.usage)
 app.command("cost")(metering.cost)
 app.add_typer(metering.price_app, name="price")
+app.add_typer(alert.app, name="alert")
 app.add_typer(platform.audit_app, name="audit")
 app.command("bench")(bench.bench)
 app.command("engine", context_settings=engine.PASS_ON)(engine.engine)

@@ -326,3 +326,64 @@ class IdempotencyRow(Base):
     status: Mapped[int]
     response: Mapped[dict[str, Any]]
     created_at: Mapped[float]
+
+
+class JobRow(Base):
+    """Work that one process at a time does, and which one does it until when."""
+
+    __tablename__ = "jobs"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    expires_at: Mapped[float]
+
+
+class AlertRow(Base):
+    """An alert for one set of labels, from when its expression first had a value until some time after it had none."""
+
+    __tablename__ = "alerts"
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)
+    alert: Mapped[str]
+    labels: Mapped[dict[str, Any]]
+    state: Mapped[str]
+    value: Mapped[float]
+    summary: Mapped[str] = mapped_column(Long)
+    since: Mapped[float]
+    seen_at: Mapped[float]
+    fired_at: Mapped[float | None]
+    resolved_at: Mapped[float | None]
+    told: Mapped[dict[str, Any]]
+    """By receiver: the firing (its `fired_at`) that it knows of, negative once it knows that it is over."""
+
+
+class SilenceRow(Base):
+    """Who matches all of `matchers` is not told of."""
+
+    __tablename__ = "alert_silences"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    matchers: Mapped[dict[str, Any]]
+    comment: Mapped[str] = mapped_column(Long)
+    created_by: Mapped[str]
+    created_at: Mapped[float]
+    ends_at: Mapped[float]
+
+
+class HistoryRow(Base):
+    """How an endpoint was in the `step` seconds from `at` on."""
+
+    __tablename__ = "endpoint_history"
+    endpoint_id: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    ttft_p50: Mapped[float | None]
+    ttft_p95: Mapped[float | None]
+    tpot: Mapped[float | None]
+    tokens_per_s: Mapped[float | None]
+    requests_per_s: Mapped[float | None]
+    in_flight: Mapped[float | None]
+    held: Mapped[float | None]
+    kv_usage: Mapped[float | None]
+    hit_ratio: Mapped[float | None]
+    replicas: Mapped[float | None]
+    cost: Mapped[float | None]
+
+    __table_args__ = (Index("ix_endpoint_history_step_at", "step", "at"),)
