@@ -251,6 +251,7 @@ async def _gateway(platform: Platform, timing: Timing, region: str, stack: Async
     await listener.start()
     stack.push_async_callback(listener.stop, settings.timing.stop_grace)
     gateway.url = public or _url(listener.address)
+    await gateway.announce()
     return gateway.url, [gateway.run, listener.run]
 
 

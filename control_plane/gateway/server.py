@@ -151,17 +151,19 @@ class Gateway:
         await self._proxy.close()
         await self._meter.close()
 
+    async def announce(self) -> None:
+        """Say where this gateway is, as far as the store can be reached."""
+        with suppress(StoreUnavailable):
+            async with self._store.write() as session:
+                await traffic.beat(session, self._gateway_id, self.region, self.url, self._started_at, self._clock())
+
     async def _beat(self) -> None:
         while True:
             alive = {route.endpoint_id for route in self.keeper.current.routes.values()}
             self._usual = {name: usual for name, usual in self._usual.items() if name in alive}
             self._count_endpoints()
             metrics.snapshot_age.labels(self.region).set(self._clock() - self.keeper.checked_at)
-            with suppress(StoreUnavailable):
-                async with self._store.write() as session:
-                    await traffic.beat(
-                        session, self._gateway_id, self.region, self.url, self._started_at, self._clock()
-                    )
+            await self.announce()
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _count_endpoints(self) -> None:
