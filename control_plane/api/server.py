@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -195,6 +196,11 @@ class AdminApi:
     async def _stream_events(self, request: web.Request, last: int, live: str | None) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
         await response.prepare(request)
+        with suppress(ConnectionResetError):  # whoever listened has left
+            await self._tell(response, last, live)
+        return response
+
+    async def _tell(self, response: web.StreamResponse, last: int, live: str | None) -> None:
         spoke_at, live_at = self._clock(), 0.0
         while True:
             if live is not None and self._clock() - live_at >= _LIVE_SECONDS:

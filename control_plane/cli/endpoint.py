@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +13,13 @@ from control_plane.cli import options
 from control_plane.cli.output import say, show_list, show_one
 from control_plane.cli.waiting import Goal, asleep, never, serving, settled, wait_for
 
+if TYPE_CHECKING:
+    from control_plane.api.schemas import Logs
+
 app = typer.Typer(no_args_is_help=True, help="Endpoints: create, watch, change, delete.")
 COLUMNS = ("name", "region", "model", "state", "generation", "desired_replicas", "reason.message")
 PATIENCE = 600.0
+_LOOK_AGAIN = 0.7
 
 Name = Annotated[str, typer.Argument(help="The endpoint's name.")]
 Gpu = Annotated[str | None, typer.Option("--gpu", metavar="TYPE", help="Accelerator type; the region must offer it.")]
@@ -230,19 +235,36 @@ def events(
 def logs(
     name: Name,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="Of each replica.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new ones as they come, of all replicas.")
+    ] = False,
     output: options.Output = options.Format.TABLE,
     profile: options.ProfileFile = None,
 ) -> None:
-    """The last lines that an endpoint's replicas logged."""
+    """The last lines that an endpoint's replicas logged. What looks like a credential is taken out."""
     with options.connect(profile) as client:
-        found = client.logs(name, lines=lines)
-    if output is not options.Format.TABLE:
-        show_list(found, (), output)
-        return
+        found, cursor = client.logs_since(name, None, lines=lines)
+        if output is not options.Format.TABLE:
+            if follow:
+                raise typer.BadParameter("--follow prints lines: leave out --output")
+            show_list(found, (), output)
+            return
+        last = _print_logs(found, "", follow)
+        while follow:
+            time.sleep(_LOOK_AGAIN)
+            found, cursor = client.logs_since(name, cursor, lines=5000)
+            last = _print_logs(found, last, follow)
+
+
+def _print_logs(found: Sequence[Logs], last: str, always: bool) -> str:
+    """Lines on stdout; on stderr whose they are, where that changes. Returns whose the last ones were."""
     for replica in found:
-        say(f"{replica.replica} ({replica.state})")
+        if replica.replica != last and (replica.lines or not always):
+            say(f"{replica.replica} ({replica.state})")
+            last = replica.replica
         for line in replica.lines:
-            print(line)
+            print(line, flush=True)
+    return last
 
 
 @app.command("test")

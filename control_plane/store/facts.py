@@ -14,7 +14,10 @@ _MOST_TENANTS = 100
 
 
 async def keys_expiring(session: AsyncSession, now: float, within: float) -> int:
-    """Keys that were used in the last `within` seconds, end in the next ones and have no successor."""
+    """Keys that were used in the last `within` seconds, end in the next ones and have no successor.
+
+    One that was made for a shorter while than that, such as for a trial, surprises nobody by its end.
+    """
     return (
         await session.scalar(
             select(func.count())
@@ -24,6 +27,7 @@ async def keys_expiring(session: AsyncSession, now: float, within: float) -> int
                 ApiKeyRow.rotated_to.is_(None),
                 ApiKeyRow.expires_at > now,
                 ApiKeyRow.expires_at < now + within,
+                ApiKeyRow.expires_at - ApiKeyRow.created_at > within,
                 ApiKeyRow.last_used_at > now - within,
             )
         )

@@ -37,7 +37,7 @@ def schema_status(url: str) -> SchemaStatus:
 
     script = ScriptDirectory.from_config(_config(url))
     head = script.get_current_head()
-    engine = _sync_engine(url)
+    engine = sync_engine(url)
     try:
         with engine.connect() as connection:
             current = MigrationContext.configure(connection).get_current_revision()
@@ -85,7 +85,8 @@ def _refuse_unknown(status: SchemaStatus) -> None:
         )
 
 
-def _sync_engine(url: str) -> Engine:
+def sync_engine(url: str) -> Engine:
+    """The database at `url` through a driver that blocks, for commands."""
     timeout = {"timeout": TIMEOUT} if url.startswith("sqlite") else {"connect_timeout": int(TIMEOUT)}
     return create_engine(sync_url(url), connect_args=timeout)
 

@@ -22,7 +22,7 @@ const route = () => {
 async function draw(quietly) {
   const { page, draw: make, redraws } = route();
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.getAttribute("href") === `#/${page}`) link.setAttribute("aria-current", "page");
+    if (link.getAttribute("href") === `#/${page === "endpoint" ? "" : page}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   const mine = ++drawing;

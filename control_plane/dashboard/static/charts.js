@@ -10,12 +10,14 @@ const CHARTS = [
   { title: "Time to first token", series: [["p50", "ttft_p50"], ["p95", "ttft_p95"]], unit: ms },
   { title: "Time per token", series: [["", "tpot"]], unit: ms },
   { title: "Tokens a second", series: [["", "tokens_per_s"]], unit: plain },
-  { title: "Requests", series: [["in flight", "in_flight"], ["held", "held"]], unit: plain },
+  { title: "Requests", series: [["in flight", "in_flight"], ["held", "held"]], unit: plain, whole: true },
   { title: "KV cache in use", series: [["", "kv_usage"]], unit: percent, top: 1 },
   { title: "Prefix hit rate", series: [["", "hit_ratio"]], unit: percent, top: 1 },
-  { title: "Replicas", series: [["ready", "replicas"], ["wanted", "desired"]], unit: plain },
+  { title: "Replicas", series: [["ready", "replicas"], ["wanted", "desired"]], unit: plain, whole: true },
+  { title: "Cost an hour", series: [["", "cost_per_hour"]], unit: (value) => value.toFixed(2) },
 ];
 const FIELDS = CHARTS.flatMap((chart) => chart.series.map(([, field]) => field));
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const INKS = ["--link", "--hot"];
 
 let loading;
@@ -87,8 +89,8 @@ export class Board {
         width: Math.max(120, chart.box.clientWidth), height: 130, legend: { show: false }, padding: [8, 8, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: { x: { range: () => [this.end() - this.span, this.end()] },
-          y: { range: (_, low, high) => [0, chart.top ?? Math.max(high ?? 0, 1e-3) * 1.1] } },
-        axes: [{ ...axis, space: 70, size: 26 }, { ...axis, size: 52, space: 32, values: (_, ticks) => ticks.map((tick) => chart.unit(tick)) }],
+          y: { range: (_, low, high) => [0, chart.top ?? Math.max(high ?? 0, chart.whole ? 1 : 1e-3) * 1.1] } },
+        axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => this.clock(tick)) }, { ...(chart.whole ? { incrs: WHOLE } : {}), ...axis, size: 52, space: 32, values: (_, ticks) => ticks.map((tick) => chart.unit(tick)) }],
         series: [{}, ...chart.series.map((_, index) => ({ stroke: inks[index], width: 1.75, points: { size: 4 } }))],
         hooks: { setCursor: [({ cursor }) => this.tell(chart, cursor.idx ?? null)] },
       }, this.data(chart), chart.box);
@@ -108,6 +110,11 @@ export class Board {
       chart.plot?.setData(this.data(chart));
       if (!chart.plot || chart.plot.cursor.left < 0) this.tell(chart, null);
     }
+  }
+
+  clock(seconds) {
+    const at = new Date(seconds * 1000);
+    return this.span > 86400 ? at.toLocaleDateString([], { month: "short", day: "numeric" }) : at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
   }
 
   data(chart) { return [this.columns.at, ...chart.series.map(([, field]) => this.columns[field])]; }

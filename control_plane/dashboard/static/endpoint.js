@@ -105,8 +105,9 @@ export async function endpoint(name) {
   };
 }
 
+// A point of the history in the words of what comes live, at the middle of the while that it tells of.
 function point(row) {
-  return { ...row, at: typeof row.at === "string" ? Date.parse(row.at) / 1000 : row.at };
+  return { ...row, at: row.at + row.step / 2, cost_per_hour: row.cost == null ? null : (row.cost / row.step) * 3600 };
 }
 
 const PHASES = ["spawn", "import", "open", "load", "weights", "warm_up", "compile", "tokenizer"];
