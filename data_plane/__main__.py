@@ -60,9 +60,7 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
     serve.add_argument("--name", default="", help="the model's name in requests (default: MODEL)")
     serve.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    serve.add_argument(
-        "--precision", choices=("auto", "packed", "float32", "bfloat16", "float16"), default="auto"
-    )
+    serve.add_argument("--precision", choices=("auto", "packed", "float32", "bfloat16", "float16"), default="auto")
     for flag, help in (
         ("max-model-len", "context length in tokens (default: the model's)"),
         ("kv-cache-tokens", "tokens the KV cache holds (default: from the memory there is)"),
@@ -77,6 +75,9 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--max-body", type=int, default=8 << 20, help="bytes of a request body at most")
     serve.add_argument("--liveness", type=float, default=10.0, help="seconds without a step until /health fails")
     serve.add_argument("--drain", type=float, default=30.0, help="seconds that SIGTERM waits for open requests")
+    serve.add_argument(
+        "--metrics-names", choices=("ingle", "vllm"), default="ingle", help="vllm: metrics under vLLM's names too"
+    )
     serve.add_argument(
         "--tls-pair", default="", help="PEM file, certificate chain then key: HTTPS for known callers only"
     )
@@ -106,6 +107,7 @@ def _serve(options: argparse.Namespace) -> int:
         max_body_bytes=options.max_body,
         liveness_s=options.liveness,
         drain_s=options.drain,
+        metrics_names=options.metrics_names,
         tls_pair=options.tls_pair,
         tls_authority=options.tls_authority,
     ).validate()

@@ -63,6 +63,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     liveness_s: float = 10.0
     drain_s: float = 30.0
     start_s: float = 600.0
+    metrics_names: Literal["ingle", "vllm"] = "ingle"
     tls_pair: str = ""
     tls_authority: str = ""
 

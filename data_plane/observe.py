@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from data_plane.engine.messages import Progress
 from data_plane.memory import bandwidth, memory_used
+from data_plane.vllm_names import Finished, VllmNames
 
 DURATION_BOUNDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 FIRST_TOKEN_BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
@@ -43,9 +44,11 @@ class RequestTimes:
 
 
 class Telemetry:
-    """The replica's instruments. `read_progress` gives the engine's last word, `read_held` the open HTTP requests."""
+    """The replica's instruments. `read_progress` gives the engine's last word; `names` may be `vllm`: those too."""
 
-    def __init__(self, model: str, read_progress: Callable[[], Progress | None], num_blocks: int) -> None:
+    def __init__(
+        self, model: str, read_progress: Callable[[], Progress | None], num_blocks: int, names: str = "ingle"
+    ) -> None:
         self._registry = CollectorRegistry()
         resource = Resource.create(
             {
@@ -65,6 +68,7 @@ class Telemetry:
         self._tracers = _tracer_provider(resource) if exports else None
         self._tracer = (self._tracers or trace.NoOpTracerProvider()).get_tracer("ingle.replica")
         self._make(self._meters.get_meter("ingle.replica"))
+        self._vllm = VllmNames(self._registry, model, read_progress, num_blocks) if names == "vllm" else None
 
     def _make(self, meter: metrics.Meter) -> None:
         def seconds(name: str, bounds: list[float], about: str) -> metrics.Histogram:
@@ -156,6 +160,8 @@ class Telemetry:
             self._first_token.record(times.first_token - times.received, labels)
             if completion_tokens > 1:
                 self._per_token.record((times.finished - times.first_token) / (completion_tokens - 1), labels)
+        if self._vllm is not None and not error:
+            self._vllm.finished(_finished(times, prompt_tokens, completion_tokens))
         if error == "cancelled":
             self._cancelled.add(1, self._labels)
         elif error:
@@ -181,6 +187,21 @@ class Telemetry:
         if self._tracers is not None:
             self._tracers.shutdown()
         self._meters.shutdown(timeout_millis=_SHUTDOWN_S * 1000)
+
+
+def _finished(times: RequestTimes, prompt_tokens: int, completion_tokens: int) -> Finished:
+    total = times.finished - times.received
+    if not times.first_token:
+        return Finished(total, None, None, None, None, prompt_tokens, completion_tokens)
+    return Finished(
+        total,
+        first_token=times.first_token - times.received,
+        queued=times.scheduled - times.received,
+        prefill=times.first_token - times.scheduled,
+        decode=times.finished - times.first_token,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+    )
 
 
 def _place() -> dict[str, str]:

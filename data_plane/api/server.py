@@ -89,7 +89,7 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
         opening.cancel()
         raise
     ready = await opening
-    telemetry = Telemetry(config.name, lambda: engine.progress, ready.num_blocks)
+    telemetry = Telemetry(config.name, lambda: engine.progress, ready.num_blocks, config.metrics_names)
     engine.on_progress = telemetry.stepped
     token = os.environ.get("INGLE_REPLICA_TOKEN") or None
     replica = Replica(config, engine, ready, tokenizer, template, telemetry, token)

@@ -69,6 +69,65 @@ def test_metrics_count_what_was_sent(replica: Replica) -> None:
     assert found["ingle_kv_cached_blocks"] > 0
 
 
+def test_gauges_are_true_soon_after_a_crowd_left_without_further_traffic(replica: Replica) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "ignore_eos": True}
+    streams = [replica.open_stream(body) for _ in range(40)]
+    eventually(lambda: replica.metrics()["ingle_requests_running"] > 20)
+    assert replica.metrics()["ingle_kv_usage"] > 0
+    for stream in streams:
+        stream.close()
+
+    def empty() -> bool:
+        found = replica.metrics()
+        return not any(found[f"ingle_{name}"] for name in ("requests_running", "requests_waiting", "kv_usage"))
+
+    eventually(empty)
+    assert replica.metrics()["ingle_engine_silent_seconds"] < 5
+
+
+def test_bandwidth_and_memory(replica: Replica) -> None:
+    before = replica.metrics()
+    replica.chat("x", max_tokens=10, ignore_eos=True)
+    eventually(replica.idle)
+    found = replica.metrics()
+    assert found["ingle_engine_moved_bytes_total"] > before["ingle_engine_moved_bytes_total"]
+    assert found["ingle_engine_bandwidth_utilization"] >= 0
+    # two processes of Python
+    assert found['ingle_memory_used_bytes{kind="resident"}'] > 20e6
+
+
+VLLM = (
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
+    "prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total",
+    "num_preemptions_total", "time_to_first_token_seconds_bucket", "e2e_request_latency_seconds_bucket",
+    "inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket", "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum", "request_inference_time_seconds_sum",
+    "request_prompt_tokens_bucket", "request_generation_tokens_bucket", "cache_config_info",
+)  # fmt: skip
+
+
+def test_vllms_names_say_the_same(model: Path, tmp_path: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    where = {"INGLE_REPLICA": "rep-1", "INGLE_REGION": "eu", "INGLE_ENDPOINT": "chat"}
+    with running(model, tmp_path / "log", "--name", "tiny", "--metrics-names", "vllm", **where) as replica:
+        usage = replica.chat("hello", max_tokens=6, ignore_eos=True)["usage"]
+        replica.chat("hello", max_tokens=6, ignore_eos=True)
+        eventually(replica.idle)
+        families = list(text_string_to_metric_families(replica.client.get("/metrics").text))
+    samples = {(sample.name, sample.labels.get("le", "")): sample for family in families for sample in family.samples}
+    names = {name for name, _ in samples}
+    assert {f"vllm:{name}" for name in VLLM} <= names
+    found = {name.removeprefix("vllm:"): sample.value for (name, le), sample in samples.items() if not le}
+    assert found["generation_tokens_total"] == found["ingle_tokens_generated_total"] == 12
+    assert found["prompt_tokens_total"] == found["prefix_cache_queries_total"] == 2 * usage["prompt_tokens"]
+    assert found["prefix_cache_hits_total"] == found["ingle_tokens_cached_total"]
+    assert found["e2e_request_latency_seconds_count"] == found["request_generation_tokens_count"] == 2
+    assert samples["vllm:num_requests_running", ""].labels == {"model_name": "tiny", "engine": "0"}
+    own = samples["ingle_tokens_generated_total", ""].labels
+    assert (own["replica"], own["region"], own["endpoint"]) == ("rep-1", "eu", "chat")
+
+
 def test_gauges_show_a_stream_while_it_runs(replica: Replica) -> None:
     with replica.open_stream({"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "ignore_eos": True}):
         eventually(lambda: replica.metrics()["ingle_requests_running"] == 1)
