@@ -343,8 +343,9 @@ class Gateway:
 
     def _settle(self, exchange: Exchange) -> None:
         """Count, trace and meter what happened."""
-        route, key = exchange.route, exchange.key
-        duration = exchange.elapsed()
+        route, key, duration = exchange.route, exchange.key, exchange.elapsed()
+        if exchange.outcome == "refused" and exchange.target is not None:
+            exchange.outcome = "error"  # it went to a replica, and is in the ledger
         exchange.span.end(
             {"http.response.status_code": exchange.status, "ingle.request_id": exchange.request_id}
             | ({"ingle.endpoint": route.name} if route else {}),
