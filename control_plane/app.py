@@ -201,7 +201,9 @@ def _controller(platform: Platform, relaxed: Timing, gateway_urls: dict[str, str
     # Replicas don't wake anybody: the reconciler keeps looking at them.
     timing = platform.settings.timing
     owner = owner_name()
-    reconciler = Reconciler(platform.store, platform.providers(), timing, owner=owner, link=platform.link)
+    reconciler = Reconciler(
+        platform.store, platform.providers(), timing, owner=owner, link=platform.link, tracing=platform.tracing
+    )
     loops: list[Loop] = [reconciler.run, Autoscaler(platform.store, relaxed).run]
     alerts = platform.settings.alerts
     if alerts.enabled:

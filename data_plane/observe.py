@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opentelemetry import metrics, propagate, trace
@@ -24,12 +25,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from data_plane.engine.messages import Progress
 from data_plane.memory import bandwidth, memory_used
+from data_plane.otlp import check_protocols, metric_exporter, span_exporter
 from data_plane.vllm_names import Finished, VllmNames
 
 DURATION_BOUNDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 FIRST_TOKEN_BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
 PER_TOKEN_BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
 _SHUTDOWN_S = 2.0
+_MOST_OOMS = 64
 STEP_BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
 
 
@@ -41,6 +44,10 @@ class RequestTimes:
     scheduled: float
     first_token: float
     finished: float
+    chunks: Sequence[tuple[float, int]] = ()
+    """When parts of the prompt ran, and of how many tokens."""
+    preempted: Sequence[float] = ()
+    """When it went on after it had given way to others."""
 
 
 class Telemetry:
@@ -61,9 +68,14 @@ class Telemetry:
         self._labels = {"gen_ai.request.model": model, "gen_ai.provider.name": "ingle", **_place()}
         self._heard_at = time.monotonic()
         self._moved = 0
+        self._out_of_memory = 0
+        self._ooms: deque[tuple[float, dict[str, int]]] = deque(maxlen=_MOST_OOMS)
+        """When steps ran out of memory, and how much of it was in use then."""
         self._read_progress = read_progress
         self._num_blocks = max(num_blocks, 1)
         exports = bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+        if exports:
+            check_protocols()
         self._meters = MeterProvider(_readers(self._registry, exports), resource, shutdown_on_exit=False)
         self._tracers = _tracer_provider(resource) if exports else None
         self._tracer = (self._tracers or trace.NoOpTracerProvider()).get_tracer("ingle.replica")
@@ -136,6 +148,11 @@ class Telemetry:
     def stepped(self, progress: Progress) -> None:
         self._heard_at = time.monotonic()
         self._moved += progress.bytes_moved
+        if progress.counters.out_of_memory > self._out_of_memory:
+            self._out_of_memory = progress.counters.out_of_memory
+            figures = {f"ingle.memory.{kind}_bytes": used for kind, used in memory_used().items()}
+            figures |= {"ingle.kv.blocks_used": progress.blocks_used, "ingle.kv.blocks": self._num_blocks}
+            self._ooms.append((self._heard_at, figures))
         if progress.step_s > 0:
             self._step.record(progress.step_s, self._labels)
 
@@ -167,7 +184,8 @@ class Telemetry:
         elif error:
             self._errors.add(1, {**self._labels, "error.type": error})
         if span.is_recording():
-            _describe(span, times, prompt_tokens, completion_tokens, error)
+            ooms = [(at, figures) for at, figures in self._ooms if times.received <= at <= times.finished]
+            _describe(span, times, prompt_tokens, completion_tokens, error, ooms)
         span.end()
 
     def refused(self, kind: str) -> None:
@@ -210,11 +228,24 @@ def _place() -> dict[str, str]:
     return {label: os.environ[name] for label, name in known.items() if os.environ.get(name)}
 
 
-def _describe(span: Span, times: RequestTimes, prompt_tokens: int, completion_tokens: int, error: str) -> None:
+def _describe(
+    span: Span,
+    times: RequestTimes,
+    prompt_tokens: int,
+    completion_tokens: int,
+    error: str,
+    ooms: Sequence[tuple[float, Mapping[str, int]]],
+) -> None:
     to_wall = time.time() - time.monotonic()
     for name, at in (("scheduled", times.scheduled), ("first_token", times.first_token), ("finish", times.finished)):
         if at:
             span.add_event(name, timestamp=int((at + to_wall) * 1e9))
+    for at, tokens in times.chunks:
+        span.add_event("prefill_chunk", {"ingle.tokens": tokens}, int((at + to_wall) * 1e9))
+    for at in times.preempted:
+        span.add_event("preempted", timestamp=int((at + to_wall) * 1e9))
+    for at, figures in ooms:
+        span.add_event("out_of_memory", dict(figures), int((at + to_wall) * 1e9))
     span.add_event("queued", timestamp=int((times.received + to_wall) * 1e9))
     span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
     span.set_attribute("gen_ai.usage.output_tokens", completion_tokens)
@@ -234,15 +265,12 @@ def _readers(registry: CollectorRegistry, exports: bool) -> list[MetricReader]:
         PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
     ]
     if exports:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-
-        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        readers.append(PeriodicExportingMetricReader(metric_exporter()))
     return readers
 
 
 def _tracer_provider(resource: Resource) -> TracerProvider:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
+    # which share is sampled is said by OTEL_TRACES_SAMPLER, which the SDK reads
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(span_exporter()))
     return provider

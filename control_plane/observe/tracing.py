@@ -6,8 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from control_plane.errors import ConfigError
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 SERVICE_NAME = "service.name"
 
@@ -19,21 +22,51 @@ class Tracing:
         self._provider: TracerProvider | None = None
         if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
             return
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=5)))
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter()))
 
     def server_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> ServerSpan:
         """The span of one request, a child of the caller's span if `headers` name one. Must be ended."""
         return ServerSpan(self._provider, name, headers, attributes)
 
+    def past(self, name: str, start: float, end: float, attributes: Mapping[str, Any], error: str | None) -> None:
+        """A trace of its own, of something that is over: a cold start, a rollout. Times are seconds since the epoch."""
+        if self._provider is None:
+            return
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Status, StatusCode
+
+        tracer = self._provider.get_tracer("ingle.controller")
+        span = tracer.start_span(name, Context(), attributes=dict(attributes), start_time=int(start * 1e9))
+        if error is not None:
+            span.set_attribute("error.type", error)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(int(end * 1e9))
+
     def close(self) -> None:
         if self._provider is not None:
             self._provider.shutdown()
+
+
+def _exporter() -> SpanExporter:
+    """By `OTEL_EXPORTER_OTLP_PROTOCOL`. Raises ConfigError for one that isn't known or isn't installed."""
+    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general
+    if protocol == "grpc":
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
+        except ImportError:
+            raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL=grpc needs: pip install 'ingle[grpc]'") from None
+        return Grpc(timeout=5)
+    if protocol != "http/protobuf":
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc or http/protobuf, not {protocol!r}")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(timeout=5)
 
 
 class ServerSpan:

@@ -22,6 +22,7 @@ from control_plane.domain import Endpoint, EndpointState, Phase, Replica, Replic
 from control_plane.errors import IngleError, LeaseLost, ProviderError, ProviderRefused, StoreUnavailable
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
+from control_plane.observe.tracing import Tracing
 from control_plane.providers.base import Provider
 from control_plane.reconciler.plan import (
     Action,
@@ -39,6 +40,7 @@ from control_plane.reconciler.plan import (
     wanted_replicas,
 )
 from control_plane.reconciler.probe import Prober
+from control_plane.reconciler.telling import observe_start, trace_rollout
 from control_plane.security.mesh import PLAIN, Link
 from control_plane.store import endpoints as endpoint_store
 from control_plane.store import leases, replicas
@@ -65,6 +67,7 @@ class Reconciler:
         *,
         owner: str,
         link: Link = PLAIN,
+        tracing: Tracing | None = None,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -73,6 +76,7 @@ class Reconciler:
         self._timing = timing
         self._owner = owner
         self._link = link
+        self._tracing = tracing
         self._clock = clock
         self._jitter = jitter
         self._policy = Policy(
@@ -210,7 +214,7 @@ class Reconciler:
                         await self._change_replica(session, endpoint, states, action, now)
                     case RecordColdStart(replica_id, total_ms, phases):
                         await endpoint_store.add_cold_start(session, endpoint, replica_id, total_ms, phases, now)
-                        _observe_start(endpoint, total_ms, phases)
+                        observe_start(self._tracing, endpoint, replica_id, total_ms, phases, now)
                     case ChangeEndpoint(changes):
                         await self._change_endpoint(session, endpoint, changes, now)
                     case Ensure() | Drain() | Terminate():
@@ -257,6 +261,8 @@ class Reconciler:
         self, session: AsyncSession, endpoint: Endpoint, changes: Mapping[str, Any], now: float
     ) -> None:
         await endpoint_store.write_observed(session, endpoint, changes, now)
+        if self._tracing is not None:
+            trace_rollout(self._tracing, endpoint, changes, now)
         if {"state", "reason_code"} & changes.keys():
             state = changes.get("state", endpoint.state)
             code = changes.get("reason_code", endpoint.reason_code)
@@ -338,12 +344,6 @@ class Reconciler:
         with suppress(StoreUnavailable):  # they expire
             async with self._store.write() as session:
                 await leases.release_leases(session, self._owner)
-
-
-def _observe_start(endpoint: Endpoint, total_ms: float, phases: Mapping[str, float]) -> None:
-    for phase, ms in {**phases, "total": total_ms}.items():
-        known = phase if phase in metrics.PHASES else "other"
-        metrics.cold_start.labels(endpoint.region, endpoint.name, known).observe(ms / 1000)
 
 
 def _restless(endpoint: Endpoint) -> bool:

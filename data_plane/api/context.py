@@ -195,6 +195,8 @@ async def respond(
             min((usage.scheduled_at for usage in firsts), default=0.0),
             min((usage.first_token_at for usage in firsts), default=0.0),
             now,
+            [chunk for usage in firsts for chunk in usage.chunks],
+            [at for usage in firsts for at in usage.preempted_at],
         )
         counted = total_usage(prompts)
         replica.telemetry.finish(

@@ -23,6 +23,7 @@ from data_plane.text.tokenizer import TextTokenizer
 from data_plane.text.tool_calls import Call, Dialect, ToolCallParser
 
 _numbers = itertools.count()
+_MOST_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Usage:
     cached_tokens: int = 0
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
+    chunks: list[tuple[float, int]] = field(default_factory=list)
+    """When parts of the prompt ran, and of how many tokens."""
+    preempted_at: list[float] = field(default_factory=list)
+    """When a choice went on after it had given way to others."""
 
     def body(self) -> dict[str, object]:
         return {
@@ -186,3 +191,6 @@ def _count(usage: Usage, output: Output, now: float) -> None:
         usage.first_token_at = now
         usage.scheduled_at = output.scheduled_at
         usage.cached_tokens = output.cached_tokens
+        usage.chunks = output.chunks or []
+    if output.preempted and len(usage.preempted_at) < _MOST_PREEMPTIONS:
+        usage.preempted_at.append(now)

@@ -32,6 +32,7 @@ from data_plane.engine.scheduler import Scheduled, Scheduler
 IDLE_TICK_S = 0.5
 COMPILE_TICK_S = 0.002
 _MOST_FAILURES = 20
+_MOST_CHUNKS = 64
 _DEAD_END = "what the reply is bound to cannot be written in this model's tokens"
 
 
@@ -113,6 +114,8 @@ class EngineCore:
                 item.seq.scheduled_at = started
             if item.seq.num_computed < item.seq.prompt_len and not item.seq.reported:
                 self.counters.prompt_tokens += min(item.count, item.seq.prompt_len - item.seq.num_computed)
+                if len(item.seq.chunks) < _MOST_CHUNKS:
+                    item.seq.chunks.append((started, item.count))
             result = sampled.get(item.seq.id)
             if result is not None and result.token == NOTHING:
                 outputs.append(self._no_token(item.seq))
@@ -139,7 +142,7 @@ class EngineCore:
         seq.tokens.append(token)
         finish = self._finish_reason(seq, token)
         first = not seq.reported
-        seq.reported = True
+        preempted, seq.preempted, seq.reported = seq.preempted, 0, True
         if finish is not None:
             self.scheduler.finish(seq)
         return Output(
@@ -151,6 +154,8 @@ class EngineCore:
             seq.scheduled_at if first else 0.0,
             _DEAD_END if finish == "refused" else "",
             prompt_logprobs=seq.scored if first and seq.params.prompt_logprobs >= 0 else None,
+            chunks=seq.chunks if first else None,
+            preempted=preempted,
         )
 
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:

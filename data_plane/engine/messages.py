@@ -71,7 +71,8 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     """A sequence's new tokens.
 
     finish: "error" is ours, "refused" is the request's own fault; both have an `error`. scheduled_at: CLOCK_MONOTONIC
-    seconds of its first step, and prompt_logprobs, of the prompt's tokens but the first: on the first output only.
+    seconds of its first step, and prompt_logprobs, of the prompt's tokens but the first: on the first output only, as
+    are chunks, the parts in which the prompt ran (when, how many tokens). preempted: how often since the last output.
     """
 
     id: str
@@ -83,6 +84,8 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     error: str = ""
     vector: bytes = b""
     prompt_logprobs: list[TokenLogprob] | None = None
+    chunks: list[tuple[float, int]] | None = None
+    preempted: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):

@@ -17,6 +17,7 @@ class Sequence:
     tokens: the prompt, then what was generated. blocks: ids of cache blocks in order. hashes: the chain over full
     blocks, as far as it was asked for. matcher: llguidance's state of a constrained reply.
     scored: the log-probabilities of the prompt's tokens from the second on, as far as they are known.
+    chunks: when parts of the prompt ran, and of how many tokens. preempted: how often since its last output.
     """
 
     id: str
@@ -30,10 +31,12 @@ class Sequence:
     row: int = -1
     published: int = 0
     reported: bool = False
+    preempted: int = 0
     matcher: Any = None
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
+    chunks: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def unscored(self) -> bool:

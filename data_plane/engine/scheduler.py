@@ -202,6 +202,7 @@ class Scheduler:
         self._release(seq)
         self._queue.appendleft(seq)
         self.preemptions += 1
+        seq.preempted += 1
 
     def _release(self, seq: Sequence) -> None:
         for hash in seq.hashes[seq.published :]:
