@@ -211,7 +211,8 @@ def test_a_request_is_one_span_under_its_gateways(
         cut = Collector.spans.get(timeout=PATIENCE)
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     assert (span.name, span.kind) == ("chat tiny", Span.SPAN_KIND_SERVER)
-    assert {event.name for event in span.events} == {"queued", "scheduled", "first_token", "finish"}
+    named = {event.name for event in span.events}
+    assert named == {"queued", "scheduled", "prefill_chunk", "first_token", "finish"}
     times = {event.name: event.time_unix_nano for event in span.events}
     assert times["queued"] <= times["scheduled"] <= times["first_token"] <= times["finish"]
     assert span.start_time_unix_nano - 10**9 < times["queued"] <= times["finish"] < span.end_time_unix_nano + 10**9
