@@ -33,8 +33,8 @@ class Platform:
 
 
 @contextlib.contextmanager
-def running(home: Path) -> Iterator[Platform]:
-    environment = {**os.environ, "INGLE_HOME": str(home), "NO_COLOR": "1"}
+def running(home: Path, **more: str) -> Iterator[Platform]:
+    environment = {**os.environ, "INGLE_HOME": str(home), "NO_COLOR": "1", **more}
     command = [
         INGLE,
         "up",

@@ -8,7 +8,7 @@ import { audit, certs, usage } from "./records.js";
 import { el, say, show } from "./view.js";
 
 const PAGES = { "": fleet, keys, usage, alerts, certs, audit };
-const TOGETHER_MS = 250;
+const TOGETHER_MS = 250, LOOK_AGAIN_MS = 10000;
 let current = null, drawing = 0, stream = null, pending = null;
 
 // ---- pages: a plain one is drawn anew by news, an endpoint's refreshes itself ----
@@ -19,7 +19,8 @@ const route = () => {
   return page === "endpoint" && name ? { page, draw: () => endpoint(decodeURIComponent(name)) } : { page, ...plain(PAGES[page] || fleet) };
 };
 
-async function draw(quietly) {
+// `polite`: whoever has begun to do something on the page meanwhile is left alone.
+async function draw({ quietly = false, polite = false } = {}) {
   const { page, draw: make, redraws } = route();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${page === "endpoint" ? "" : page}`) link.setAttribute("aria-current", "page");
@@ -28,7 +29,7 @@ async function draw(quietly) {
   const mine = ++drawing;
   try {
     const made = await make();
-    if (mine !== drawing || !signedIn()) return made.stop?.();
+    if (mine !== drawing || !signedIn() || (polite && busy())) return made.stop?.();
     current?.stop?.();
     const before = current?.live;
     current = { ...made, redraws };
@@ -42,14 +43,14 @@ async function draw(quietly) {
   return undefined;
 }
 
-// An open form or a shown secret is not drawn over by news.
-const busy = () => document.querySelector("main form :focus, main pre:not([hidden])") !== null;
+// What somebody stands on, has opened or must still read is not drawn over by news.
+const busy = () => document.querySelector("main :focus, main details[open], main pre:not([hidden])") !== null;
 
 function news() {
   clearTimeout(pending);
   pending = setTimeout(() => {
     if (!current || !signedIn()) return;
-    if (current.redraws) { if (!busy()) draw(true); } else current.refresh().catch(() => {});
+    if (current.redraws) { if (!busy()) draw({ quietly: true, polite: true }); } else current.refresh().catch(() => {});
   }, TOGETHER_MS);
 }
 
@@ -107,10 +108,12 @@ onSignOut(() => {
   document.getElementById("nav").hidden = document.getElementById("leave").hidden = true;
   door();
 });
+// alerts and sums change without an event
+setInterval(() => { if (!document.hidden) news(); }, LOOK_AGAIN_MS);
 document.addEventListener("ingle-changed", async () => {
   if (!current?.redraws) return current?.refresh().catch(() => {});
   if (document.querySelector("main pre:not([hidden])")) return undefined;
-  await draw(true);
+  await draw({ quietly: true });
   return document.getElementById("main").focus({ preventScroll: true });
 });
 document.getElementById("leave").addEventListener("click", signOut);

@@ -12,7 +12,8 @@ const RELOAD_MS = 60000;
 
 export async function endpoint(name) {
   const path = `/endpoints/${encodeURIComponent(name)}`;
-  const parts = Object.fromEntries(["head", "facts", "alerts", "starts", "replicas", "events", "change"].map((part) => [part, el("div")]));
+  const parts = Object.fromEntries(["title", "buttons", "facts", "alerts", "starts", "replicas", "events", "change"].map((part) => [part, el("div")]));
+  const reason = el("p", { role: "status" });
   const board = new Board();
   const talk = chat(name);
   let span = RANGES[0][1], timer = null, generation = null;
@@ -53,9 +54,9 @@ export async function endpoint(name) {
       call("GET", path), list(`${path}/events?limit=100`), list(`${path}/cold-starts?limit=8`),
       list(`/usage?endpoint=${encodeURIComponent(name)}`), list(`/cost?since=${today}&endpoint=${encodeURIComponent(name)}`), firing(name)]);
     const used = usage[0], price = cost[0];
-    fill(parts.head,
-      el("h2", {}, name, " ", state(e.state)), el("p", { role: "status" }, e.reason.message),
-      el("div", { class: "row" },
+    if (reason.textContent !== e.reason.message) reason.textContent = e.reason.message;
+    fill(parts.title, el("h2", {}, name, " ", state(e.state)));
+    fill(parts.buttons, el("div", { class: "row" },
         button("Wake", () => call("POST", `${path}/wake`), { done: `${name} wakes` }),
         button("Sleep", () => call("POST", `${path}/sleep`), { done: `${name} goes to sleep` }),
         button(e.paused ? "Resume" : "Pause", () => call("PATCH", path, { paused: !e.paused }), { done: e.paused ? `${name} serves again` : `${name} is paused` }),
@@ -95,7 +96,7 @@ export async function endpoint(name) {
   await refresh();
   history();
   return {
-    nodes: [parts.head, parts.alerts, nowNode, ranges, board.node,
+    nodes: [parts.title, reason, parts.buttons, parts.alerts, nowNode, ranges, board.node,
       el("div", { class: "halves" },
         el("section", { "aria-label": "Try it" }, el("h3", {}, "Try it"), talk.node),
         el("section", { "aria-label": "Facts" }, el("h3", {}, "Facts"), parts.facts, parts.change)),

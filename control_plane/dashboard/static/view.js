@@ -13,7 +13,13 @@ export function el(tag, attributes = {}, ...children) {
 const solid = (children) => children.flat(3).filter((child) => child != null && child !== false);
 
 export function show(...children) { document.getElementById("main").replaceChildren(...solid(children)); }
-export function fill(node, ...children) { node.replaceChildren(...solid(children)); }
+
+// New content for a part of the page; who stood on a button or link there stands on its successor.
+export function fill(node, ...children) {
+  const held = node.contains(document.activeElement) ? document.activeElement.textContent : null;
+  node.replaceChildren(...solid(children));
+  if (held !== null) [...node.querySelectorAll("button, a")].find((one) => one.textContent === held)?.focus({ preventScroll: true });
+}
 
 let fading;
 export function say(text) {
