@@ -18,6 +18,8 @@ $(BIN)/python:
 $(VENV)/.engine: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setting up $(VENV) …" >&2
 	@$(PIP) install --quiet -c constraints.txt -e '.[engine]' openai
+	@# uPlot, for the page's charts: the wheel alone, since what its Python part needs is nothing to us
+	@$(PIP) install --quiet -c constraints.txt --no-deps uplot-python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.engine
