@@ -40,6 +40,7 @@ from control_plane.gateway.challenges import ChallengeResponder
 from control_plane.gateway.hosts import host_names
 from control_plane.gateway.server import Gateway
 from control_plane.listener import TlsListener
+from control_plane.observe.exporter import Exporter
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
 from control_plane.providers.base import Provider
@@ -183,6 +184,10 @@ async def serve(
         if Role.API in roles:
             admin_url, api_loops = await _api(platform, stack)
             loops += api_loops
+        if settings.metrics:
+            exporter = Exporter(Address.parse(settings.metrics))
+            stack.push_async_callback(exporter.close)
+            await exporter.start()
         for loop in loops:
             background.start(loop, stop)
         _collect_less()

@@ -219,6 +219,8 @@ class Settings(_Section):
     database_url: str = ""
     admin: HostPort = "127.0.0.1:8440"
     gateway: HostPort = "127.0.0.1:8443"
+    metrics: HostPort | None = None
+    """Where this process also answers `/metrics`, in plain HTTP: a controller that runs alone has no other place."""
     regions: tuple[RegionSettings, ...] = (RegionSettings(name="local-eu"), RegionSettings(name="local-me"))
     domain: Annotated[str, AfterValidator(_domain)] | None = None
     """Where it is set, an endpoint is also `ENDPOINT.REGION.DOMAIN`: `*.REGION.DOMAIN` must lead to its gateways."""

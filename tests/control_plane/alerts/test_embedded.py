@@ -13,7 +13,7 @@ from control_plane.alerts.catalogue import CATALOGUE
 from control_plane.client import trust
 from control_plane.errors import NotFound, Unprocessable
 from tests.control_plane.alerts.monitoring import Listener, listening
-from tests.control_plane.harness import Installation, ingle, installed, until
+from tests.control_plane.harness import Installation, free_port, ingle, installed, until
 
 TOKEN = "CANARY-hook-5f1"
 
@@ -66,6 +66,28 @@ def test_an_alert_from_its_first_sign_to_its_end(tmp_path: Path) -> None:
 def scrape(installation: Installation, program: object, path: str = "/metrics") -> str:
     url = getattr(program, "facts")["admin"]  # noqa: B009
     return httpx.get(url + path, verify=trust(installation.ca_file), trust_env=False).text
+
+
+def test_roles_that_run_apart_are_seen_from_the_controller(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"sqlite+aiosqlite:///{tmp_path / 'home' / 'ingle.db'}"
+    more = {"INGLE_ALERTS__INTERVAL": "0.2", "INGLE_ALERTS__SCALE": "0.01", "INGLE_DATABASE_URL": url}
+    with installed(tmp_path / "home", **more) as installation:
+        done = ingle(installation.home, "db", "upgrade", **more)
+        assert done.returncode == 0, done.stderr
+        installation.more = {**more, "INGLE_METRICS": f"127.0.0.1:{port}"}
+        installation.start("serve", "controller")
+
+        def firing() -> float:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+            name = 'ingle_alerts_firing{alert="GatewayMetricsMissing",severity="critical"}'
+            (value,) = [line.split()[-1] for line in text.splitlines() if line.startswith(name)] or ["-1"]
+            return float(value)
+
+        until(lambda: firing() == 1, "no gateway runs, and that is an alert")
+        installation.more = more
+        installation.start("serve", "gateway", "-r", "local-eu", "--gateway", "127.0.0.1:0")
+        until(lambda: firing() == 0, "a gateway runs, and its metrics are read over TLS")
 
 
 def test_rules_silences_and_history_over_the_api(platform: Installation) -> None:
