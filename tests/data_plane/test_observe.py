@@ -233,6 +233,25 @@ def test_a_request_is_one_span_under_its_gateways(
     assert CANARY not in str(span) + str(cut) + (tmp_path / "log").read_text()
 
 
+def test_giving_way_is_an_event(collector: http.server.ThreadingHTTPServer, model: Path, tmp_path: Path) -> None:
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+    }
+    with running(model, tmp_path / "log", "--name", "tiny", "--kv-cache-tokens", "288", **environment) as replica:
+        body = {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 150, "ignore_eos": True}
+        streams = [replica.open_stream(body) for _ in range(4)]
+        spans = [Collector.spans.get(timeout=PATIENCE) for _ in streams]
+        preempted = replica.metrics()["ingle_engine_preemptions_total"]
+        for stream in streams:
+            stream.close()
+    events = [event for span in spans for event in span.events if event.name == "preempted"]
+    assert preempted > 0
+    assert 0 < len(events) <= preempted
+    for span in spans:
+        assert attributes(span.attributes)["gen_ai.usage.output_tokens"] == 150
+
+
 def test_a_collector_that_is_gone_harms_nobody(model: Path, tmp_path: Path) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
     with running(model, tmp_path / "log", "--name", "tiny", **environment) as replica:
