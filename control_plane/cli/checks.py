@@ -83,8 +83,12 @@ def accelerator(settings: Settings) -> Iterator[Check]:
         yield Check(name="accelerator", status="fail", found=found[0][:200], do=do)
         return
     for line in done.stdout.strip().splitlines()[:16]:
-        name, driver, memory = (part.strip() for part in line.split(","))
-        yield Check(name="accelerator", status="ok", found=f"{name}, {memory}, driver {driver}")
+        told = [part.strip() for part in line.split(",")]
+        if len(told) != 3:
+            do = "see what nvidia-smi says by itself"
+            yield Check(name="accelerator", status="fail", found=f"nvidia-smi said {line[:200]!r}", do=do)
+            continue
+        yield Check(name="accelerator", status="ok", found=f"{told[0]}, {told[2]}, driver {told[1]}")
 
 
 def processor(settings: Settings) -> Iterator[Check]:

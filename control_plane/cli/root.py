@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import account, alert, bench, doctor, endpoint, engine, metering, platform, run, top
+from control_plane.cli import account, alert, bench, dashboard, doctor, endpoint, engine, metering, platform, run, top
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,6 +48,7 @@ app.add_typer(metering.price_app, name="price")
 app.add_typer(alert.app, name="alert")
 app.add_typer(platform.audit_app, name="audit")
 app.command("top")(top.top)
+app.command("dashboard")(dashboard.dashboard)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.command("engine", context_settings=engine.PASS_ON)(engine.engine)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,6 @@ def test_an_installation_that_runs_is_well(platform: Installation) -> None:
 def test_a_strange_listener_an_old_schema_and_a_missing_program_fail(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert ingle(home, "db", "upgrade").returncode == 0
-    import sqlite3
-
     with sqlite3.connect(home / "ingle.db") as database:
         database.execute("UPDATE alembic_version SET version_num = '0001'")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
@@ -83,6 +83,22 @@ def test_the_rights_at_aws_are_tried(tmp_path: Path, aws: Any) -> None:
     key = aws.client("kms").create_key()["KeyMetadata"]["KeyId"]
     _, found = examined(tmp_path / "home", **{**more, "INGLE_KEYRING__KMS_KEY": key}, **aws.environment)
     assert found["kms"][0]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "found"),
+    [
+        ("echo 'NVIDIA H200, 570.133.20, 143771 MiB'", "ok", "NVIDIA H200, 143771 MiB, driver 570.133.20"),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", "fail", "NVIDIA-SMI has failed"),
+        ("echo 'no such column'", "fail", "nvidia-smi said 'no such column'"),
+    ],
+)
+def test_the_driver_is_asked(tmp_path: Path, script: str, status: str, found: str) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    _, checks = examined(tmp_path / "home", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert [(check["status"], check["found"]) for check in checks["accelerator"]] == [(status, found)]
 
 
 @pytest.mark.postgres
@@ -151,3 +167,8 @@ def test_top_prints_one_frame(platform: Installation) -> None:
     assert ingle(platform.home, "top", "--once", "--interval", "100ms").returncode == 2
     with platform.admin() as admin:
         admin.delete_endpoint("on-top")
+
+
+def test_dashboard_says_where_the_page_is(platform: Installation) -> None:
+    done = ingle(platform.home, "dashboard")
+    assert done.stdout == f"{platform.programs[0].facts['admin']}/\n"

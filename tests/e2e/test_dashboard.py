@@ -265,6 +265,20 @@ def test_it_fits_a_phone(platform: Platform, browser: WebDriver) -> None:
 
 
 @needs_browser
+def test_without_the_library_charts_are_numbers(platform: Platform, browser: WebDriver) -> None:
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/static/uplot.js"]})
+    try:
+        browser.get(platform.admin + "/")
+        go(browser, platform, "endpoint/chat")
+        see(browser, "ready 1 · wanted 1")
+        assert browser.find_elements(By.CSS_SELECTOR, ".plot canvas") == []
+    finally:
+        browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+        browser.execute("getLog", {"type": "browser"})
+
+
+@needs_browser
 def test_signing_out_forgets_the_token(platform: Platform, browser: WebDriver) -> None:
     browser.get(platform.admin + "/")
     press(browser, "Sign out")
