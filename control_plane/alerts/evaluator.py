@@ -18,7 +18,7 @@ from control_plane.alerts.catalogue import CATALOGUE, Severity, series_needed
 from control_plane.alerts.expressions import Context, reach
 from control_plane.alerts.facts import Facts
 from control_plane.alerts.scrape import Scraper
-from control_plane.alerts.states import FIRING, Message, Receiver, advance, after_telling, due
+from control_plane.alerts.states import FIRING, KEEP_RESOLVED, Message, Receiver, advance, after_telling, due
 from control_plane.alerts.window import Window, restrict
 from control_plane.config import AlertSettings
 from control_plane.domain import AlertState
@@ -188,3 +188,4 @@ class Evaluator:
                     await history.add_points(session, step, at, rows)
                     if step == min(history.KEPT):
                         await history.forget_points(session, now)
+                        await alerts.forget_alerts(session, now - KEEP_RESOLVED)

@@ -54,6 +54,11 @@ async def write_alerts(session: AsyncSession, changed: Iterable[AlertState], gon
         await session.execute(delete(AlertRow).where(AlertRow.fingerprint.in_(fingerprints)))
 
 
+async def forget_alerts(session: AsyncSession, before: float) -> None:
+    """Drop those that were over before `before`, however many there are."""
+    await session.execute(delete(AlertRow).where(AlertRow.resolved_at < before, AlertRow.state == "resolved"))
+
+
 async def list_silences(session: AsyncSession, now: float) -> list[SilenceRow]:
     """Those in force, the one that ends first first."""
     rows = await session.scalars(select(SilenceRow).where(SilenceRow.ends_at > now).order_by(SilenceRow.ends_at))

@@ -10,9 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
+from control_plane.client import trust
 from control_plane.errors import ConfigError
 from control_plane.observe.tracing import Tracing
+from control_plane.profile import read_profile
 from tests.control_plane.harness import Installation, chat, create, ingle, installed, until
 from tests.control_plane.otlp import Collector, attributes, collecting
 from tests.data_plane import tiny
@@ -47,6 +50,15 @@ def platform(home: Path, endpoint: str, protocol: str, **more: str) -> Any:
     )
 
 
+def exemplars(installation: Installation) -> set[str]:
+    """Traces that the gateway's histograms lead to."""
+    admin = read_profile(installation.home / "profile.toml").admin_url
+    headers = {"Accept": "application/openmetrics-text"}
+    text = httpx.get(f"{admin}/metrics", headers=headers, verify=trust(installation.ca_file), trust_env=False).text
+    families = list(open_metrics(text))  # type: ignore[no-untyped-call]
+    return {sample.exemplar.labels["trace_id"] for family in families for sample in family.samples if sample.exemplar}
+
+
 def send(installation: Installation, url: str, key: str, **fields: Any) -> httpx.Response:
     with installation.tenant(url, key) as tenant:
         return tenant.post("/chat/completions", json=chat(max_tokens=6, ignore_eos=True, **fields))
@@ -71,6 +83,7 @@ def test_requests_starts_and_rollouts_are_traces(
             failed = until(lambda: collector.nth("rollout broken"), "so is one that failed")
         replica = until(lambda: collector.nth("chat chat"), "the replica's span")
         gateway = until(lambda: collector.nth("POST /e/"), "the gateway's span")
+        assert gateway.trace_id.hex() in exemplars(installation)
         until(lambda: "ingle.tokens.generated" in collector.metrics, "the replica's metrics")
     assert replica.trace_id == gateway.trace_id
     assert replica.parent_span_id == gateway.span_id

@@ -135,6 +135,20 @@ async def test_another_process_takes_over_and_repeats_nothing(watch: Watch, list
     assert statuses(listener) == ["firing", "resolved"]
 
 
+async def test_what_is_long_over_is_forgotten(watch: Watch) -> None:
+    evaluator = watch.evaluator()
+    given_up(True)
+    await watch.look(evaluator)
+    given_up(False)
+    for _ in range(4):
+        await watch.look(evaluator)
+    async with watch.store.write() as session:
+        await alerts.forget_alerts(session, watch.clock.now - 3600)
+        assert [one.state for one in await alerts.list_alerts(session)] == ["resolved"]
+        await alerts.forget_alerts(session, watch.clock.now + 3600)
+        assert await alerts.list_alerts(session) == []
+
+
 async def test_a_silence_keeps_it_quiet_and_it_is_still_listed(watch: Watch, listener: Listener) -> None:
     evaluator = watch.evaluator()
     async with watch.store.write() as session:

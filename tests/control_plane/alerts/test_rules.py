@@ -10,10 +10,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from control_plane.alerts.catalogue import CATALOGUE, alert
+from control_plane.alerts.catalogue import CATALOGUE, FIRST_TOKEN_TARGET, alert
 from control_plane.alerts.expressions import Context, duration, labels_of
 from control_plane.alerts.rules import FILE, text
 from control_plane.alerts.window import Window
+from control_plane.observe import metrics
 from tests.control_plane.alerts.cases import CASES, Case, expand
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus")
@@ -80,6 +81,14 @@ def test_our_evaluation_agrees(case: Case) -> None:
     if fires:
         assert {dict(labels).get("region") for labels in found} <= {"local-eu", None}
         assert "?" not in item.describe(dict(next(iter(found))), 0.5)
+
+
+def test_the_target_is_a_bucket_that_gateways_have() -> None:
+    assert FIRST_TOKEN_TARGET in metrics.DURATION_BUCKETS
+    metrics.time_to_first_token.labels("r", "bounds").observe(1.0)
+    assert f'le="{FIRST_TOKEN_TARGET:g}"' in metrics.exposition()[0].decode()
+    metrics.forget("r", "bounds")
+    assert "bounds" not in metrics.exposition()[0].decode()
 
 
 def test_windows_shrink_by_a_scale() -> None:
