@@ -100,7 +100,7 @@ class EndpointOperations:
                 item,
                 running.get(item.id, []),
                 tenant=names.get(item.tenant_id, item.tenant_id),
-                url=urls.get(item.region, ""),
+                url=self._places.endpoint_url(urls.get(item.region, ""), item.region, item.name),
                 cold_start_ms=starts.get(item.id),
             )
             for item in found
@@ -186,11 +186,12 @@ class EndpointOperations:
         except NotFound:
             tenant = item.tenant_id
         starts = await endpoints.cold_start_estimates(session)
+        gateway = (await self._places.urls(session)).get(item.region, "")
         return views.endpoint(
             item,
             await replicas.live_replicas(session, [item.id]),
             tenant=tenant,
-            url=(await self._places.urls(session)).get(item.region, ""),
+            url=self._places.endpoint_url(gateway, item.region, item.name),
             cold_start_ms=starts.get(item.id),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.config import Settings
@@ -40,3 +42,11 @@ class Places:
             urls[region.name] = region.public_url or default
         # Endpoints may stand in regions that were taken out of the settings since.
         return urls | {name: url for name, (url, _) in reported.items() if name not in urls}
+
+    def endpoint_url(self, gateway: str, region: str, name: str) -> str:
+        """The base URL that is one endpoint's own: its host name where endpoints have such, else a path."""
+        domain = self._settings.domain
+        if domain is None or not gateway:
+            return f"{gateway}/e/{name}/v1"
+        port = urlsplit(gateway).port
+        return f"https://{name}.{region}.{domain}{f':{port}' if port not in (None, 443) else ''}/v1"

@@ -25,7 +25,7 @@ def endpoint(
     return schemas.Endpoint(
         id=item.id,
         name=item.name,
-        url=f"{url}/e/{item.name}/v1",
+        url=url,
         region=item.region,
         model=item.model,
         state=item.state,

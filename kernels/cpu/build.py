@@ -19,7 +19,17 @@ from pathlib import Path
 from kernels.errors import KernelError
 
 # contraction is off and products are fused by hand, so that every row variant of a loop rounds alike
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-D_GNU_SOURCE",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+)
 _COMPILE_SECONDS = 120
 
 

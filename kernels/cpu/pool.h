@@ -3,7 +3,6 @@
 //
 // A waiter spins briefly, then sleeps: on a small machine the thread that it waits for may need that core.
 #pragma once
-#define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -22,6 +21,7 @@ typedef struct pool {
     int threads;
     void (*run)(void *argument, int thread);
     void *argument;
+    int core;  // the caller's, when the round began
     atomic_int round, done, closing;
     pthread_t ids[MOST_THREADS];
 } pool;
@@ -59,6 +59,29 @@ static inline void wake_all(atomic_int *word) {
 #endif
 }
 
+static inline int core_of_caller(void) {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+// A thread that woke on the caller's core would take turns with it until the kernel notices, which can be seconds.
+static inline void move_away(int core) {
+#if defined(__linux__)
+    cpu_set_t allowed, others;
+    if (core < 0 || core >= CPU_SETSIZE || core != sched_getcpu()) return;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    others = allowed;
+    CPU_CLR(core, &others);
+    if (!CPU_COUNT(&others) || sched_setaffinity(0, sizeof others, &others)) return;
+    sched_setaffinity(0, sizeof allowed, &allowed);
+#else
+    (void)core;
+#endif
+}
+
 static void *pool_work(void *seat_) {
     pool_seat seat = *(pool_seat *)seat_;
     free(seat_);
@@ -73,6 +96,7 @@ static void *pool_work(void *seat_) {
         }
         seen++;
         if (atomic_load(&p->closing)) return NULL;
+        move_away(p->core);
         p->run(p->argument, seat.thread);
         atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
     }
@@ -104,6 +128,7 @@ static void pool_settle(pool *p) {
 static void pool_run(pool *p, void (*run)(void *, int), void *argument) {
     p->run = run;
     p->argument = argument;
+    p->core = core_of_caller();
     if (p->threads > 1) {
         atomic_store_explicit(&p->done, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&p->round, 1, memory_order_release);

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import platform
 import statistics
 import sys
@@ -136,6 +137,7 @@ def main() -> int:
             for run in range(options.runs):
                 for server in servers:
                     if figure.name not in server.spared:
+                        settle()
                         target = Target(started[server.name].url, MODEL, extra=EXTRA)
                         found = asyncio.run(one(target, figure, run))
                         values[server.name].setdefault(figure.title, []).append(found)
@@ -147,6 +149,22 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(values, indent=1))
     return 0
+
+
+def settle() -> None:
+    """Wait until the machine idles, 20 seconds at most: some servers spin for a while after their last request."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        before = _cpu_seconds()
+        time.sleep(0.5)
+        if _cpu_seconds() - before < 0.05:
+            return
+
+
+def _cpu_seconds() -> float:
+    """What all cores have worked since the machine started."""
+    user, nice, system = (int(word) for word in Path("/proc/stat").read_text().split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_starts(server: Server, runs: int) -> dict[str, list[float]]:
@@ -192,8 +210,6 @@ def print_table(values: dict[str, dict[str, list[float]]], servers: list[Server]
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
-            import os
-
             return f"{os.cpu_count()} × {line.split(':')[1].strip()}"
     return platform.processor()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -53,6 +54,7 @@ def test_an_endpoint_has_a_host_name_of_its_own(fresh: Installation) -> None:
     with fresh.admin() as admin:
         create(admin, "one", "fast")
         create(admin, "two", "fast")
+        assert admin.endpoint("one").url == f"https://one.local-eu.{DOMAIN}:{urlsplit(root).port}/v1"
         key = admin.create_key({"name": "k"}).secret
 
     def ask(host: str, path: str = "/v1/chat/completions", model: str = "any") -> tuple[int, str | None]:

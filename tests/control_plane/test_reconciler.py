@@ -17,7 +17,7 @@ from control_plane.reconciler.loop import Reconciler
 from control_plane.reconciler.probe import Prober
 from control_plane.store import endpoints, replicas
 from control_plane.store.database import Store
-from tests.control_plane.test_store import make_endpoint
+from tests.control_plane.test_store import let_leases_end, make_endpoint
 
 TIMING = Timing(drain_settle=1, backoff_base=10, backoff_cap=100, stable_after=20, lease=8, sweep=1000)
 
@@ -206,7 +206,8 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(world: Worl
     await world.turn(two, seconds=0.0, times=3)
     assert len(world.cloud.created) == 1
     assert [replica.state for replica in await world.replicas()] == [ReplicaState.INTENDED]
-    await world.turn(two, seconds=9.0)  # the first one's lease is over
+    await let_leases_end(world.store)
+    await world.turn(two, seconds=9.0)
     await world.turn(two, times=2)
     assert [replica.state for replica in await world.replicas()] == [ReplicaState.READY]
     await world.turn(one, times=3)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import create_engine, select, text, update
 
 from control_plane.domain import Demand, Endpoint, ReplicaState, UsageEvent
 from control_plane.errors import ConfigError, Conflict, LeaseLost, NotFound, PreconditionFailed, StoreUnavailable
 from control_plane.store import audit, endpoints, leases, replicas, tenants, traffic
 from control_plane.store import usage as usages
 from control_plane.store.database import Store, sync_url
-from control_plane.store.models import Base, ColdStartRow
+from control_plane.store.models import Base, ColdStartRow, EndpointRow
 from control_plane.store.schema import require_schema, schema_status, upgrade_schema
 
 SPEC: dict[str, Any] = {
@@ -117,14 +117,15 @@ async def test_an_update_counts_generations_and_runtime_generations(store: Store
 async def test_a_lease_is_one_owners_until_it_expires_and_fences_its_writes(store: Store) -> None:
     endpoint = await make_endpoint(store)
 
-    async def take(owner: str, now: float) -> leases.Lease | None:
+    async def take(owner: str) -> leases.Lease | None:
         async with store.write() as session:
-            return await leases.take_lease(session, endpoint.id, owner, now, 10.0)
+            return await leases.take_lease(session, endpoint.id, owner, 100.0, 10.0)
 
-    first = await take("a", 100.0)
+    first = await take("a")
     assert first is not None
-    assert await take("b", 105.0) is None
-    second = await take("b", 111.0)
+    assert await take("b") is None
+    await let_leases_end(store)
+    second = await take("b")
     assert second is not None
     assert second.token > first.token
     with pytest.raises(LeaseLost):
@@ -132,21 +133,43 @@ async def test_a_lease_is_one_owners_until_it_expires_and_fences_its_writes(stor
     async with store.read() as session:
         assert await replicas.live_replicas(session) == []  # the refused transaction left nothing
     async with store.write() as session:
-        await leases.guard(session, second, 112.0)
+        await leases.guard(session, second, 100.0)
         await replicas.add_intent(session, "rep_2", endpoint, 112.0)
+    await let_leases_end(store)
     with pytest.raises(LeaseLost):
         async with store.write() as session:
-            await leases.guard(session, second, 121.5)  # expired
+            await leases.guard(session, second, 100.0)
     async with store.write() as session:
         assert await leases.owners(session) == ["b"]
         await leases.release_leases(session, "b")
-    assert await take("c", 113.0) is not None
+    assert await take("c") is not None
+
+
+async def let_leases_end(store: Store) -> None:
+    """As if their time were over, by whichever clock."""
+    async with store.write() as session:
+        await session.execute(update(EndpointRow).values(lock_expires_at=EndpointRow.lock_expires_at - 10.0))
+
+
+@pytest.mark.parametrize("store", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
+async def test_clocks_that_differ_agree_on_leases(store: Store) -> None:
+    """By the server's clock: one that runs five minutes ahead takes nothing early, one behind waits no longer."""
+    endpoint = await make_endpoint(store)
+    for early, late in ((0.0, 300.0), (300.0, 0.0)):
+        async with store.write() as session:
+            assert await leases.take_lease(session, endpoint.id, "a", early, 10.0) is not None
+        async with store.write() as session:
+            assert await leases.take_lease(session, endpoint.id, "b", late, 10.0) is None
+        await let_leases_end(store)
+        async with store.write() as session:
+            assert await leases.take_lease(session, endpoint.id, "b", late, 10.0) is not None
+        await let_leases_end(store)
 
 
 async def _write_under(store: Store, lease: leases.Lease, endpoint: Endpoint) -> None:
     async with store.write() as session:
         await replicas.add_intent(session, "rep_1", endpoint, 111.0)
-        await leases.guard(session, lease, 111.0)
+        await leases.guard(session, lease, 100.0)
 
 
 async def test_one_of_many_takes_a_lease(store: Store) -> None:
