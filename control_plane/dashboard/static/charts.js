@@ -2,7 +2,7 @@
 import { el } from "./view.js";
 
 const MOST = 1500;
-const ms = (value) => `${value < 0.01 ? (value * 1000).toFixed(1) : Math.round(value * 1000)} ms`;
+const ms = (value) => (value >= 1 ? `${value.toFixed(1)} s` : `${value < 0.01 ? (value * 1000).toFixed(1) : Math.round(value * 1000)} ms`);
 const plain = (value) => (value >= 10 || Number.isInteger(value) ? Math.round(value).toLocaleString() : value.toFixed(1));
 const percent = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
 
