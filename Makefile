@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-gateway bench-peers clients fuzz canaries clean
+.PHONY: help setup demo up test check format bench bench-gateway bench-peers sim clients fuzz canaries clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ bench-gateway: setup $(VENV)/.dev  ## what the gateway adds, beside a bare proxy
 bench-peers: $(VENV)/.engine  ## install the peers into environments of their own, then run the benchmarks
 	@$(PYTHON) -m tests.bench.install
 	@$(MAKE) --no-print-directory bench
+
+sim: $(VENV)/.dev  ## the controller, scaler, holding and routing under simulated trouble: make sim SEEDS=500
+	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),100) $(ARGS)
 
 clients: setup $(VENV)/.dev  ## OpenAI clients of many makers against the platform, each in an environment of its own
 	@$(BIN)/python -m tests.contract.clients $(ARGS)

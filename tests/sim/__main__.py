@@ -1,0 +1,54 @@
+"""`make sim SEEDS=500`: runs seeds; the first that breaks an invariant is printed with the command that replays it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.sim.world import Report, run_seed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
+    started, total = time.monotonic(), Report(0)
+    for report in _reports(seeds, options.jobs):
+        if isinstance(report, str):
+            print(f"FAILED {report}", file=sys.stderr)
+            return 1
+        for name in ("requests", "answered", "refused", "machines", "kills", "orphans"):
+            setattr(total, name, getattr(total, name) + getattr(report, name))
+    print(
+        f"{len(seeds)} seeds held in {time.monotonic() - started:.0f} s: {total.requests} requests, {total.answered} "
+        f"answered, {total.machines} machines, {total.orphans} of them swept as orphans, {total.kills} controllers "
+        "killed"
+    )
+    return 0
+
+
+def _reports(seeds: range, jobs: int) -> Iterator[Report | str]:
+    if jobs == 1:
+        yield from map(_one, seeds)
+    else:
+        with ProcessPoolExecutor(jobs) as pool:
+            yield from pool.map(_one, seeds, chunksize=4)
+
+
+def _one(seed: int) -> Report | str:
+    logging.disable(logging.CRITICAL)
+    try:
+        return run_seed(seed)
+    except Exception as error:
+        return f"{error}\n  replay: python -m tests.sim --first {seed} --seeds 1"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Some seeds on every run; `make sim` runs more. And the invariants themselves: do they notice what is wrong?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control_plane.store import leases
+from tests.sim.cloud import Provider
+from tests.sim.world import Broken, run_seed
+
+
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_seed(seed: int) -> None:
+    report = run_seed(seed)
+    assert report.machines > 0
+
+
+def test_a_seed_is_a_run() -> None:
+    assert run_seed(7) == run_seed(7)
+
+
+def first_broken(seeds: range) -> str:
+    for seed in seeds:
+        try:
+            run_seed(seed)
+        except Broken as error:
+            return str(error)
+    return ""
+
+
+def test_writes_of_those_who_lost_their_lease_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def anyone(*_: Any) -> None: ...
+
+    monkeypatch.setattr(leases, "guard", anyone)
+    assert first_broken(range(1, 20)) != ""
+
+
+def test_a_provider_that_forgets_what_it_started_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure = Provider.ensure
+
+    async def forgetful(self: Provider, spec: Any) -> None:
+        self._cloud.machines.pop(spec.replica_id, None)
+        await ensure(self, spec)
+
+    monkeypatch.setattr(Provider, "ensure", forgetful)
+    assert "times" in first_broken(range(1, 20))

@@ -1,0 +1,429 @@
+"""One seed's world: endpoints, controllers that die, gateways, clients, trouble, and what must hold at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from sqlalchemy import select
+from sqlalchemy.exc import SAWarning
+
+from control_plane.autoscaler.loop import Autoscaler
+from control_plane.config import Timing
+from control_plane.domain import Endpoint, Replica, ReplicaState
+from control_plane.errors import IngleError
+from control_plane.gateway.activator import Activator
+from control_plane.gateway.demand import DemandTracker
+from control_plane.gateway.snapshot import Key, SnapshotKeeper
+from control_plane.reconciler import loop as reconciler_loop
+from control_plane.reconciler.loop import Reconciler
+from control_plane.security.secret import Secret
+from control_plane.store import endpoints, replicas, tenants
+from control_plane.store.database import Store
+from control_plane.store.models import ReplicaRow
+from control_plane.store.schema import upgrade_schema
+from tests.sim.clock import Process, SimulatedLoop, inline_sqlite
+from tests.sim.cloud import Cloud, Faults, Prober, Provider
+
+EPOCH = 1_800_000_000.0
+REGIONS = ("north", "south")
+TIMING = Timing(
+    tick=2.0, starting_tick=0.5, probe_timeout=1.0, liveness_grace=6.0, start_timeout=60.0, drain_settle=1.0,
+    drain_timeout=20.0, stable_after=10.0, backoff_base=1.0, backoff_cap=10.0, max_failures=1000, lease=8.0, sweep=10.0,
+    snapshot_poll=1.0, demand_report=2.0, demand_stale=15.0,
+)  # fmt: skip
+TROUBLE_SECONDS = 150.0
+CALM_SECONDS = 150.0
+ORPHAN_SECONDS = 45.0
+"""How long a machine may stand that no row wants, while a controller lives: two sweeps, slow calls, and its end."""
+
+
+class Broken(AssertionError):
+    """An invariant doesn't hold."""
+
+
+@dataclass
+class Report:
+    """What a run came to. `trace` is a hash of all that happened: equal for equal seeds."""
+
+    seed: int
+    requests: int = 0
+    answered: int = 0
+    refused: int = 0
+    machines: int = 0
+    kills: int = 0
+    orphans: int = 0
+    trace: str = ""
+
+
+@dataclass
+class World:
+    seed: int
+    folder: Path
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = Report(self.seed)
+        self.chance = random.Random(self.seed)
+        self.cloud = Cloud(self.chance)
+        self.url = f"sqlite+aiosqlite:///{self.folder}/db"
+        self._hash = hashlib.sha256()
+        self._ids = 0
+        self._database_down_until = 0.0
+        self._calm = False
+        self._controllers: list[Process] = []
+        self._born = 0
+        self._orphan_since: dict[str, float] = {}
+        self._seen_orphans: set[str] = set()
+        self.skew = self.chance.choice((0.0, 0.0, 0.5, 2.0))
+
+    def note(self, *what: object) -> None:
+        self._hash.update(f"{asyncio.get_running_loop().time():.6f} {what}\n".encode())
+
+    def new_id(self, prefix: str) -> str:
+        self._ids += 1
+        return f"{prefix}_{self.seed:x}x{self._ids:06d}"
+
+    # ---- processes
+
+    async def _trouble(self) -> None:
+        """What a statement may meet: a short wait, or a database that is away."""
+        now = asyncio.get_running_loop().time()
+        if now < self._database_down_until:
+            await asyncio.sleep(0.05)
+            raise sqlite3.OperationalError("disk I/O error")
+        if self.chance.random() < 0.05:
+            await asyncio.sleep(self.chance.uniform(0.0, 0.05 if self._calm else 0.5))
+
+    def _process(self, name: str) -> Process:
+        return Process(name, self._trouble)
+
+    def _clock(self, skew: float) -> Callable[[], float]:
+        loop = asyncio.get_running_loop()
+        return lambda: EPOCH + loop.time() + skew
+
+    def _start_controller(self) -> None:
+        self._born += 1
+        process = self._process(f"controller {self._born}")
+        store = Store(self.url)
+        clock = self._clock(self.chance.uniform(-self.skew, self.skew))
+        providers = {region: Provider(self.cloud, region) for region in REGIONS}
+        owner = f"sim{self._born}:{os.getpid()}:{self._born}"
+        reconciler = Reconciler(store, providers, TIMING, owner=owner, clock=clock, jitter=self.chance.random)
+        process.spawn(reconciler.run())
+        process.spawn(Autoscaler(store, TIMING, clock=clock).run())
+        self._controllers.append(process)
+        self.note("start", process.name)
+
+    async def _kill_controller(self) -> None:
+        process = self._controllers.pop(self.chance.randrange(len(self._controllers)))
+        self.report.kills += 1
+        self.note("kill", process.name)
+        await process.kill()
+
+    # ---- the run
+
+    async def run(self) -> Report:
+        store = Store(self.url)
+        await self._create_endpoints(store)
+        for _ in range(self.chance.choice((1, 2))):
+            self._start_controller()
+        gateways = [await self._start_gateway(region) for region in REGIONS]
+        calls: set[asyncio.Task[None]] = set()
+        background = [
+            asyncio.create_task(self._traffic(gateways, calls)),
+            asyncio.create_task(self._chaos(store)),
+            asyncio.create_task(self._watch(store)),
+        ]
+        try:
+            await self._over(background, TROUBLE_SECONDS)
+            background[0].cancel()
+            self._calm_down()
+            await self._over(background[1:], CALM_SECONDS)
+            for call in list(calls):
+                if not call.done():
+                    raise Broken("a request had no answer")
+                call.result()
+            await self._converged(store)
+        finally:
+            for task in (*background, *calls):
+                task.cancel()
+            await asyncio.gather(*background, *calls, return_exceptions=True)
+            for process in (*self._controllers, *(gateway.process for gateway in gateways)):
+                await process.kill()
+            await store.close()
+        self.report.machines = len(self.cloud.machines)
+        self.report.trace = self._hash.hexdigest()[:16]
+        return self.report
+
+    async def _over(self, background: list[asyncio.Task[None]], seconds: float) -> None:
+        """Let time pass; what fails in the background fails the run."""
+        done, _ = await asyncio.wait(background, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+
+    async def _create_endpoints(self, store: Store) -> None:
+        now = self._clock(0.0)()
+        async with store.write() as session:
+            tenant = await tenants.create_tenant(session, "acme", now)
+            for number in range(self.chance.choice((1, 2, 3))):
+                spec: dict[str, Any] = {
+                    "name": f"chat{number}",
+                    "region": self.chance.choice(REGIONS),
+                    "model": "m",
+                    "gpu": None,
+                    "gpus": 0,
+                    "engine_args": [],
+                    "min_replicas": self.chance.choice((0, 0, 1)),
+                    "max_replicas": self.chance.choice((1, 2, 3)),
+                    "idle_timeout": self.chance.choice((5.0, 20.0, 60.0)),
+                    "max_wait": 60.0,
+                    "warmth": "cold",
+                }
+                await endpoints.create_endpoint(session, tenant.id, spec, now)
+
+    async def _start_gateway(self, region: str) -> Gateway:
+        process, store = self._process(f"gateway {region}"), Store(self.url)
+        clock = self._clock(0.0)
+        keeper = SnapshotKeeper(store, Secret(b"s" * 32), self.folder / region, region, poll=1.0, clock=clock)
+        demand = DemandTracker(store, f"gw {region}", region, interval=TIMING.demand_report, clock=clock)
+        activator = Activator(keeper, demand, max_held=1000, max_bytes=1 << 30, clock=clock)
+        await process.spawn(keeper.start())
+        process.spawn(keeper.run())
+        process.spawn(demand.run(keeper))
+        return Gateway(self, region, process, keeper, demand, activator)
+
+    async def _traffic(self, gateways: list[Gateway], calls: set[asyncio.Task[None]]) -> None:
+        """Bursts, and silences in which endpoints go to sleep."""
+        while True:
+            await asyncio.sleep(self.chance.choice((0.1, 1.0, 5.0, 25.0)))
+            for _ in range(self.chance.choice((1, 1, 3, 12))):
+                gateway = self.chance.choice(gateways)
+                names = [
+                    name for name, route in gateway.keeper.current.routes.items() if route.region == gateway.region
+                ]
+                if names:
+                    call = gateway.process.spawn(gateway.request(self.chance.choice(sorted(names))))
+                    calls.add(call)
+
+    async def _chaos(self, store: Store) -> None:
+        """Faults come and go; controllers die and others start; machines die or hang; operators change their minds."""
+        while not self._calm:
+            await asyncio.sleep(self.chance.uniform(1.0, 12.0))
+            if self._calm:
+                return
+            what = self.chance.randrange(8)
+            standing = [machine for machine in self.cloud.standing() if not machine.lost]
+            if what == 0 and self._controllers:
+                await self._kill_controller()
+                if not self._controllers or self.chance.random() < 0.7:
+                    await asyncio.sleep(self.chance.uniform(0.0, 5.0))
+                    self._start_controller()
+            elif what == 1 and len(self._controllers) < 3:
+                self._start_controller()
+            elif what == 2:
+                self._database_down_until = asyncio.get_running_loop().time() + self.chance.uniform(0.5, 6.0)
+            elif what == 3:
+                refuse, time_out, lost = (self.chance.choice((0.0, 0.2, 0.4)) * self.chance.random() for _ in range(3))
+                self.cloud.faults = Faults(refuse, time_out, lost, slow=self.chance.choice((0.0, 0.3, 0.9)))
+            elif what == 4 and standing:
+                self.cloud.lose(self.chance.choice(standing))
+            elif what == 5 and standing:
+                self.chance.choice(standing).hung = True
+            elif what >= 6:
+                await self._operate(store)
+            self.note("chaos", what)
+
+    async def _operate(self, store: Store) -> None:
+        with suppress(IngleError):
+            async with store.write() as session:
+                known = await endpoints.list_endpoints(session)
+                if known:
+                    endpoint = self.chance.choice(known)
+                    changes = self.chance.choice(
+                        ({"paused": not endpoint.paused}, {"paused": not endpoint.paused}, {"model": f"m{self._born}"})
+                    )
+                    await endpoints.update_endpoint(session, endpoint.name, changes, self._clock(0.0)())
+
+    def _calm_down(self) -> None:
+        self._calm = True
+        self.cloud.faults = Faults()
+        self._database_down_until = 0.0
+        if not self._controllers:
+            self._start_controller()
+
+    # ---- what must hold
+
+    async def _watch(self, store: Store) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            async with store.read() as session:
+                known = {endpoint.id: endpoint for endpoint in await endpoints.list_endpoints(session)}
+                live = await replicas.live_replicas(session)
+                standing = [machine.replica_id for machine in self.cloud.standing()]
+                rows = {
+                    row.id: replicas.to_replica(row)
+                    for row in await session.scalars(select(ReplicaRow).where(ReplicaRow.id.in_(standing)))
+                }
+            self._check_machines(known, rows)
+            self._check_numbers(known, live)
+            self._check_orphans(rows, asyncio.get_running_loop().time())
+            self.note(sorted((replica.id, str(replica.state)) for replica in live))
+
+    def _check_machines(self, known: dict[str, Endpoint], rows: dict[str, Replica]) -> None:
+        for name, count in self.cloud.creations.items():
+            if count > 1:
+                raise Broken(f"{name} was started {count} times")
+        for machine in self.cloud.standing():
+            row = rows.get(machine.replica_id)
+            if row is None:
+                raise Broken(f"{machine.replica_id} was started without a row")
+            if row.region != machine.region:
+                raise Broken(f"{machine.replica_id} runs in {machine.region}, not {row.region}")
+            # a create that was under way when its row was ended may still take effect: then it is swept
+            ended = (row.terminated_at or 0.0) - EPOCH + 2 * self.skew
+            if row.state is ReplicaState.TERMINATED and machine.created_at < ended - 1.0:
+                raise Broken(f"{machine.replica_id} is called terminated and stands")
+
+    def _check_numbers(self, known: dict[str, Endpoint], live: list[Replica]) -> None:
+        """Never above the maximum, save for a generation that is being replaced."""
+        for endpoint in known.values():
+            own = [replica for replica in live if replica.endpoint_id == endpoint.id and replica.state.active]
+            current = [replica for replica in own if replica.generation >= endpoint.runtime_generation]
+            if len(current) > endpoint.max_replicas:
+                raise Broken(f"{endpoint.name} has {len(current)} replicas, at most {endpoint.max_replicas} are wanted")
+
+    def _check_orphans(self, rows: dict[str, Replica], now: float) -> None:
+        orphans = {
+            name for name, row in rows.items() if row.state is ReplicaState.TERMINATED and self.cloud.exists(name)
+        }
+        if not self._controllers or now < self._database_down_until:
+            self._orphan_since.clear()
+        for name in list(self._orphan_since):
+            if name not in orphans:
+                del self._orphan_since[name]
+        for name in orphans:
+            self.report.orphans += name not in self._seen_orphans
+            self._seen_orphans.add(name)
+            since = self._orphan_since.setdefault(name, now)
+            if self._calm and now - since > ORPHAN_SECONDS:
+                raise Broken(f"{name} has stood for {now - since:.0f} s and nobody wants it")
+
+    async def _converged(self, store: Store) -> None:
+        """After the calm: what stands is what the rows say, and each endpoint rests or serves."""
+        async with store.read() as session:
+            known = await endpoints.list_endpoints(session)
+            live = await replicas.live_replicas(session)
+        standing = {machine.replica_id for machine in self.cloud.standing()}
+        wanted = {replica.id for replica in live}
+        if standing != wanted:
+            raise Broken(f"the cloud has {sorted(standing - wanted)} too many and {sorted(wanted - standing)} too few")
+        for endpoint in known:
+            if str(endpoint.state) not in ("ready", "zero", "paused"):
+                raise Broken(f"{endpoint.name} is {endpoint.state} ({endpoint.reason}) long after the trouble")
+
+
+@dataclass
+class Gateway:
+    """The real holding and routing of one region's gateway, with requests that are numbers of seconds."""
+
+    world: World
+    region: str
+    process: Process
+    keeper: SnapshotKeeper
+    demand: DemandTracker
+    activator: Activator
+
+    async def request(self, name: str) -> None:
+        world, loop = self.world, asyncio.get_running_loop()
+        route = self.keeper.current.routes.get(name)
+        if route is None:
+            return
+        world.report.requests += 1
+        exchange: Any = _Exchange()
+        key = Key(f"key{world.chance.randrange(3)}", "t", "", None)
+        seconds, began = world.chance.choice((0.05, 0.5, 4.0)), loop.time()
+        patience = world.chance.choice((None, None, None, 1.0))
+        answer = "refused"
+        try:
+            async with asyncio.timeout(patience):
+                with self.demand.in_flight(route, exchange):
+                    answer = await self._answer(exchange, route, key, seconds)
+        except TimeoutError:
+            answer = "left"
+        except IngleError as error:
+            answer = error.code
+        if loop.time() - began > route.max_wait + 2 * seconds + 5:
+            raise Broken(f"a request to {name} took {loop.time() - began:.0f} s to be {answer}")
+        world.report.answered += answer == "ok"
+        world.report.refused += answer != "ok"
+        world.note("request", name, answer)
+
+    async def _answer(self, exchange: Any, route: Any, key: Key, seconds: float) -> str:
+        tried: set[str] = set()
+        held = 0.0
+        while True:
+            route = self.keeper.current.routes.get(route.name, route)
+            target = self.activator.try_take(exchange, route, tried)
+            if target is None:
+                since = asyncio.get_running_loop().time()
+                target = await self.activator.hold(exchange, route, key, tried, route.max_wait - held, 100)
+                held += asyncio.get_running_loop().time() - since
+            exchange.dispatched = True
+            try:
+                served = await self.world.cloud.serve(target.id, seconds)
+                if served:
+                    target.served()
+                    return "ok"
+                self.activator.failed(route, target)
+            finally:
+                self.activator.done(route, target, exchange.expected_tokens)
+            if tried:
+                return "upstream_lost"
+            tried.add(target.id)
+            if not self.activator.can_take(route, tried):
+                return "upstream_lost"
+
+
+class _Exchange:
+    prefix: bytes | None = None
+    expected_tokens = 100
+    dispatched = False
+
+
+def run_seed(seed: int) -> Report:
+    """Raises Broken, with the seed in its message."""
+    warnings.filterwarnings("ignore", category=SAWarning)  # connections of the dead are collected as they lie
+    with tempfile.TemporaryDirectory(prefix="ingle-sim-", dir=_quick_folder()) as folder:
+        upgrade_schema(f"sqlite+aiosqlite:///{folder}/db")
+        world = World(seed, Path(folder))
+        Prober.cloud = world.cloud
+        runner: Awaitable[Report] | Coroutine[Any, Any, Report] = world.run()
+        with (
+            inline_sqlite(),
+            mock.patch.object(reconciler_loop, "Prober", Prober),
+            mock.patch.object(reconciler_loop, "new_id", world.new_id),
+            mock.patch.object(endpoints, "new_id", world.new_id),
+            mock.patch.object(tenants, "new_id", world.new_id),
+            asyncio.Runner(loop_factory=SimulatedLoop) as loop,
+        ):
+            try:
+                return loop.run(runner)  # type: ignore[arg-type]
+            except Exception as error:
+                raise Broken(f"seed {seed}: {error}") from error
+
+
+def _quick_folder() -> str | None:
+    """Memory, where there is such a folder: nothing here need outlive the run."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
