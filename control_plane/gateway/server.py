@@ -43,7 +43,7 @@ from control_plane.gateway.router import PREFIX_BYTES, prefix_of
 from control_plane.gateway.snapshot import Key, Route, SnapshotKeeper
 from control_plane.metering.prices import PriceBook, in_force
 from control_plane.observe import metrics
-from control_plane.observe.logs import event
+from control_plane.observe.logs import event, trace_of
 from control_plane.observe.tracing import Tracing
 from control_plane.security.mesh import PLAIN, Link
 from control_plane.security.secret import Secret
@@ -200,7 +200,8 @@ class Gateway:
         except Exception as error:
             exchange.status, exchange.error = 500, "internal_error"
             metrics.refusals.labels(self.region, "internal_error").inc()
-            event("gateway.fault", level=logging.ERROR, request=exchange.request_id, error=error)
+            trace = trace_of(exchange.span.carrier())
+            event("gateway.fault", level=logging.ERROR, request=exchange.request_id, trace=trace, error=error)
             self._describe_limits(exchange)
             return error_reply(IngleError("the gateway failed to serve this request"), exchange)
         finally:

@@ -8,10 +8,12 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 _logger = logging.getLogger("ingle")
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.{0,64}")
 _SECRETS = re.compile(
     r"ingle_[A-Za-z0-9]{4,64}_[A-Za-z0-9_-]{8,}"  # our API keys
     r"|ingleadm_[A-Za-z0-9_-]{8,}"  # our admin tokens
@@ -19,6 +21,12 @@ _SECRETS = re.compile(
     r"|(?i:bearer)\s+[^\s\"',]+"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"  # user:password in URLs
 )
+
+
+def trace_of(headers: Mapping[str, str]) -> str | None:
+    """The id of the trace that a request belongs to (W3C traceparent), to find its log lines by."""
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return found[1] if found else None
 
 
 def redact(text: str) -> str:

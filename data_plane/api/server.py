@@ -213,7 +213,14 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
     except ConnectionError:
         return web.Response(status=499)  # nobody is there to read it
     except Exception as error:
-        log.event("request_failed", level="error", kind=type(error).__name__, path=request.path, id=request["id"])
+        log.event(
+            "request_failed",
+            level="error",
+            kind=type(error).__name__,
+            path=request.path,
+            id=request["id"],
+            trace=log.trace_of(request.headers),
+        )
         failure = RequestError("internal error", status=500, type="server_error", code="internal_error")
         response = _error(request, failure)
     if not response.prepared:

@@ -1,14 +1,14 @@
 """`make bench`: the engine beside the peers that are installed, same machine, same run, same prompts.
 
-Tokens are counted at the client. Each figure is the median of --runs. All servers are up, and they take turns: run by
-run each figure is measured on one after the other while the rest idle: what else the machine does falls on all alike.
+Tokens are counted at the client. Each figure is the median of --runs. Servers take turns: in each run one after the
+other is started, measured and ended, so that what else the machine does falls on all alike. They are not up together:
+an idle vLLM still takes enough of a core to slow those beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
@@ -27,7 +27,7 @@ from control_plane.bench.workload import Lengths, Workload
 from data_plane.loading.sources import resolve
 from data_plane.text.load import load_text
 from tests.bench.export import export
-from tests.bench.peers import ENVIRONMENTS, MODEL, Server, ingle, llama_cpp, resident_mb, running, vllm
+from tests.bench.peers import ENVIRONMENTS, MIXED, MODEL, Server, ingle, llama_cpp, resident_mb, running, vllm
 
 # every server must write all the tokens it is asked for: the end token is made impossible
 EXTRA = {"logit_bias": {"2": -100}}
@@ -108,7 +108,7 @@ FIGURES = {
     "many": Figure("32 streams", "tokens/s", "more", streams(32)),
     "more": Figure("64 streams", "tokens/s", "more", streams(64)),
     "prefill": Figure("prefill of 1,024 tokens", "tokens/s", "more", prefill),
-    "mixed": Figure("TTFT p95, 8 streams + 2k prompts", "ms", "less", mixed),
+    "mixed": Figure(MIXED, "ms", "less", mixed),
     "short": Figure("decode at 128 tokens of context", "tokens/s", "more", decode_at(128)),
     "long": Figure("decode at 4,096 tokens of context", "tokens/s", "more", decode_at(4096)),
 }
@@ -127,24 +127,13 @@ def main() -> int:
     known = [ingle(), llama_cpp(gguf), vllm(folder)]
     chosen = options.servers.split(",") if options.servers else []
     servers = [server for server in known if server is not None and (not chosen or server.name in chosen)]
-    values = {server.name: measure_starts(server, options.runs) for server in servers}
-    with contextlib.ExitStack() as stack:
-        started = {server.name: stack.enter_context(running(server)) for server in servers}
-        for name, up in started.items():
-            asyncio.run(first_token(Target(up.url, MODEL, extra=EXTRA)))
-            print(f"{name} is up", file=sys.stderr)
-        for figure in wanted:
-            for run in range(options.runs):
-                for server in servers:
-                    if figure.name not in server.spared:
-                        settle()
-                        target = Target(started[server.name].url, MODEL, extra=EXTRA)
-                        found = asyncio.run(one(target, figure, run))
-                        values[server.name].setdefault(figure.title, []).append(found)
-            for name, found_by in values.items():
-                print(f"  {figure.name}, {name}: {found_by.get(figure.title)}", file=sys.stderr)
-        for name, up in started.items():
-            values[name]["resident memory (MB)"] = [resident_mb(up.pid)]
+    values: dict[str, dict[str, list[float]]] = {server.name: {} for server in servers}
+    for run in range(options.runs):
+        for server in servers:
+            settle()
+            for what, found in measure(server, wanted, run).items():
+                values[server.name].setdefault(what, []).append(found)
+                print(f"  run {run + 1}, {server.name}, {what}: {found:.4g}", file=sys.stderr)
     print_table(values, servers, options.runs)
     if options.json:
         options.json.write_text(json.dumps(values, indent=1))
@@ -167,15 +156,16 @@ def _cpu_seconds() -> float:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_starts(server: Server, runs: int) -> dict[str, list[float]]:
-    """Seconds from the start of the process to the first token, each time anew."""
-    seconds = []
-    for _ in range(runs):
-        with running(server) as started:
-            token = asyncio.run(first_token(Target(started.url, MODEL, extra=EXTRA)))
-            seconds.append(started.seconds + token)
-    print(f"{server.name} {server.version} started: {seconds}", file=sys.stderr)
-    return {"start to first token (s)": seconds}
+def measure(server: Server, figures: list[Figure], run: int) -> dict[str, float]:
+    """One start of the server, and each figure once."""
+    with running(server) as started:
+        target = Target(started.url, MODEL, extra=EXTRA)
+        found = {"start to first token (s)": started.seconds + asyncio.run(first_token(target))}
+        asyncio.run(one(target, FIGURES["one"], 1000 + run))  # what is slow once only
+        for figure in figures:
+            if figure.name not in server.spared:
+                found[figure.title] = asyncio.run(one(target, figure, run))
+        return found | {"resident memory (MB)": resident_mb(started.pid)}
 
 
 async def first_token(target: Target) -> float:
