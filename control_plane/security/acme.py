@@ -25,7 +25,7 @@ from control_plane.security.keyring import IN_THE_CLEAR, Keyring
 _TIMEOUT = 10.0
 _POLL_SECONDS = 0.5
 _MOST_POLLS = 60
-_NONCE_TRIES = 5
+_NONCE_TRIES = 12
 _COORDINATE = 32
 _MOST_CERTIFICATE = 1024 * 1024
 
