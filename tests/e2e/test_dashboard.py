@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException, TimeoutException
+from selenium.common.exceptions import (
+    ElementNotInteractableException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+    TimeoutException,
+)
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -72,9 +77,16 @@ def press(browser: WebDriver, text: str) -> None:
 
 
 def put(browser: WebDriver, name: str, text: str) -> None:
-    field = browser.find_element(By.NAME, name)
-    field.clear()
-    field.send_keys(text)
+    """Once the field can be typed into: a page that is drawn anew replaces it."""
+
+    def type_it(driver: WebDriver) -> bool:
+        field = driver.find_element(By.NAME, name)
+        field.clear()
+        field.send_keys(text)
+        return True
+
+    passing = [StaleElementReferenceException, NoSuchElementException, ElementNotInteractableException]
+    WebDriverWait(browser, 20, ignored_exceptions=passing).until(type_it)
 
 
 def go(browser: WebDriver, platform: Platform, page: str) -> None:
