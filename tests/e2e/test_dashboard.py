@@ -208,7 +208,8 @@ def test_an_alert_fires_is_silenced_and_resolves(platform: Platform, browser: We
     go(browser, platform, "alerts")
     see(browser, "Nothing fires.", 60)
     see(browser, "resolved")
-    assert faults(browser) == []
+    # its page may look once more at what was just deleted
+    assert [fault for fault in faults(browser) if "/endpoints/broken" not in fault or " 404 " not in fault] == []
 
 
 @needs_browser
