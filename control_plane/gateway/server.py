@@ -200,8 +200,8 @@ class Gateway:
         except Exception as error:
             exchange.status, exchange.error = 500, "internal_error"
             metrics.refusals.labels(self.region, "internal_error").inc()
-            trace = trace_of(exchange.span.carrier())
-            event("gateway.fault", level=logging.ERROR, request=exchange.request_id, trace=trace, error=error)
+            trace_id = trace_of(exchange.span.carrier())
+            event("gateway.fault", level=logging.ERROR, request=exchange.request_id, trace_id=trace_id, error=error)
             self._describe_limits(exchange)
             return error_reply(IngleError("the gateway failed to serve this request"), exchange)
         finally:

@@ -219,7 +219,7 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
             kind=type(error).__name__,
             path=request.path,
             id=request["id"],
-            trace=log.trace_of(request.headers),
+            trace_id=log.trace_of(request.headers),
         )
         failure = RequestError("internal error", status=500, type="server_error", code="internal_error")
         response = _error(request, failure)

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -221,6 +223,18 @@ def create(client: AdminClient, name: str, model: str = "fast", *, region: str =
     client.create_endpoint({"name": name, "region": region, "model": model, **spec})
     until(lambda: state_of(client, name) == "ready", f"{name} ready")
     return client.endpoint(name).url
+
+
+@contextmanager
+def serving(server: socketserver.BaseServer) -> Iterator[None]:
+    """Let it answer, in a thread, for as long as this lasts."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 def chat(text: str = "hello", **more: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ import grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.control_plane.harness import serving
 
 
 @dataclass
@@ -81,11 +82,8 @@ def collecting() -> Iterator[Collector]:
     remote.start()
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         collector.http, collector.grpc = f"http://127.0.0.1:{server.server_port}", f"http://127.0.0.1:{port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
         try:
-            yield collector
+            with serving(server):
+                yield collector
         finally:
-            server.shutdown()
-            thread.join()
             remote.stop(None)

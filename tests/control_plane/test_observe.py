@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from control_plane.observe.logs import event, iso, set_up_logs, trace_of
+from control_plane.observe.logs import event, iso, set_up_logs
 from tests.control_plane.harness import Installation, chat, create
 
 
@@ -107,17 +107,3 @@ def test_times_are_iso_to_the_millisecond() -> None:
     assert iso(0.0) == "1970-01-01T00:00:00.000Z"
     assert iso(1796062245.118) == "2026-11-30T18:10:45.118Z"
     assert iso(1.9999) == "1970-01-01T00:00:01.999Z"
-
-
-@pytest.mark.parametrize(
-    ("header", "found"),
-    [
-        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "0af7651916cd43dd8448eb211c80319c"),
-        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331", None),
-        ("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", None),
-        ("nonsense\n", None),
-        ("", None),
-    ],
-)
-def test_the_trace_that_a_log_line_names(header: str, found: str | None) -> None:
-    assert trace_of({"traceparent": header}) == found

@@ -17,7 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from data_plane import log
 from tests.data_plane import tiny
 from tests.data_plane.replica import PATIENCE, Replica, eventually, running
 from tests.data_plane.text.tokenizers_made import byte_level_fields
@@ -261,17 +260,3 @@ def test_a_collector_that_is_gone_harms_nobody(model: Path, tmp_path: Path) -> N
         assert replica.client.get("/health").status_code == 200
     assert replica.process.returncode == 0
     assert all("event" in event for event in replica.logged())
-
-
-@pytest.mark.parametrize(
-    ("header", "found"),
-    [
-        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "0af7651916cd43dd8448eb211c80319c"),
-        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331", None),
-        ("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", None),
-        ("nonsense\n", None),
-        ("", None),
-    ],
-)
-def test_the_trace_that_a_log_line_names(header: str, found: str | None) -> None:
-    assert log.trace_of({"traceparent": header}) == found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default
+
+from tests.control_plane.harness import serving
 
 
 @dataclass
@@ -56,10 +57,5 @@ def mail_server() -> Iterator[Mailbox]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         box.address = f"127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
+        with serving(server):
             yield box
-        finally:
-            server.shutdown()
-            thread.join()

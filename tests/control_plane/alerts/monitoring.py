@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import pytest
 import yaml
 
 from control_plane.alerts.rules import text
-from tests.control_plane.harness import free_port, until
+from tests.control_plane.harness import free_port, serving, until
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
@@ -62,13 +61,8 @@ def listening() -> Iterator[Listener]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         listener.url = f"http://127.0.0.1:{server.server_port}/hook"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
+        with serving(server):
             yield listener
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @dataclass(frozen=True)
