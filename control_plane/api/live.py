@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import aiohttp
 
 from control_plane import domain
 from control_plane.api import schemas
 from control_plane.api.operations import Call, Operation, Page, Parameter, limit_of
-from control_plane.api.samples import Rates, Reading, rates, read
+from control_plane.api.samples import GATEWAY, Rates, Reading, rates, read
 from control_plane.domain import ReplicaState, Role
 from control_plane.metering.prices import NANO, PriceBook, in_force
 from control_plane.observe import metrics
@@ -116,9 +116,9 @@ class LiveOperations:
         own = _first_tokens({item.id: (item.region, item.name) for item in found if item.id in seen})
         for (endpoint_id, replica_id, _), reading in zip(reachable, readings, strict=True):
             if reading is not None:
-                seen[endpoint_id][replica_id] = replace(reading, ttft={}) if endpoint_id in own else reading
+                seen[endpoint_id][replica_id] = reading
         for endpoint_id, ttft in own.items():
-            seen[endpoint_id]["gateway"] = Reading(ttft=ttft)
+            seen[endpoint_id][GATEWAY] = Reading(ttft=ttft)
         for endpoint_id in due:
             self._looks.setdefault(endpoint_id, deque(maxlen=_KEPT)).append(_Look(now, seen[endpoint_id]))
 

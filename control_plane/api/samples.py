@@ -31,6 +31,10 @@ class Reading:
     ttft: Mapping[float, float] = field(default_factory=dict)
 
 
+GATEWAY = "gateway"
+"""Beside the replicas: what gateways of this process measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Between two moments; None where nothing happened that would tell. Times are in seconds."""
@@ -60,13 +64,19 @@ def read(text: str) -> Reading:
 
 
 def rates(before: Mapping[str, Reading], after: Mapping[str, Reading], seconds: float) -> Rates:
-    """What all replicas did in `seconds` between two looks, by replica id. One that is new began in between."""
+    """What all replicas did in `seconds` between two looks, by replica id. One that is new began in between.
+
+    First tokens are as `GATEWAY` saw them, holding included, where it saw any; streams through gateways of other
+    processes are known from the replicas alone.
+    """
     totals: dict[str, float] = {}
-    ttft: dict[float, float] = {}
+    at_gateway: dict[float, float] = {}
+    at_replicas: dict[float, float] = {}
     for replica, reading in after.items():
         old = before.get(replica, Reading())
         _add_growth(totals, old.totals, reading.totals)
-        _add_growth(ttft, old.ttft, reading.ttft)
+        _add_growth(at_gateway if replica == GATEWAY else at_replicas, old.ttft, reading.ttft)
+    ttft = at_gateway if any(at_gateway.values()) else at_replicas
     asked = totals.get("prompt", 0.0) + totals.get("cached", 0.0)
     tokens, gaps = totals.get("tpot_count", 0.0), totals.get("tpot_sum", 0.0)
     return Rates(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from data_plane.api.tls import PeerTls
 
@@ -40,6 +41,10 @@ class Replica:
         self.draining = False
         self.used: weakref.WeakSet[Any] = weakref.WeakSet()
         self.seen: list[dict[str, str]] = []
+        self.registry = CollectorRegistry()
+        self.first_token = Histogram(
+            "gen_ai_server_time_to_first_token_seconds", "Arrival to first token", registry=self.registry
+        )
 
     def number(self, word: str, default: int) -> int:
         for item in self.words:
@@ -52,6 +57,9 @@ class Replica:
         body = {"status": "ok", "running": self.running, "waiting": 0, "kv_usage": 0.0}
         body |= {"served": self.served, "cancelled": self.cancelled, "pid": os.getpid()}
         return web.json_response(body)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self.registry))
 
     async def requests(self, request: web.Request) -> web.Response:
         return web.json_response(self.seen)
@@ -121,12 +129,15 @@ class Replica:
             totals = {**usage, "total_tokens": usage["prompt_tokens"] + count}
             return web.json_response({**reply, "choices": [choice], "usage": totals}, headers=headers)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        began = time.monotonic()
         await response.prepare(request)
         for index in range(count):
             delta = {"role": "assistant", "content": f"t{index} "}
             choice = {"index": 0, "delta": delta, "finish_reason": None if index < count - 1 else "stop"}
             frame = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": self.name}
             await response.write(f"data: {json.dumps({**frame, 'choices': [choice]})}\n\n".encode())
+            if index == 0:
+                self.first_token.observe(time.monotonic() - began)
             if "cut" in self.words and index == 1:
                 await response.write(b'data: {"id": "half a fr')
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -161,6 +172,7 @@ async def main() -> int:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_get("/health", replica.health)
+    app.router.add_get("/metrics", replica.metrics)
     app.router.add_get("/requests", replica.requests)
     app.router.add_post("/drain", replica.drain)
     app.router.add_post("/v1/chat/completions", replica.chat)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from control_plane.api.samples import Rates, Reading, quantile, rates, read
+from control_plane.api.samples import GATEWAY, Rates, Reading, quantile, rates, read
 
 TEXT = """\
 # TYPE gen_ai_server_time_to_first_token_seconds histogram
@@ -91,3 +91,14 @@ def test_first_tokens_of_between_only() -> None:
     before = {"a": Reading(ttft={0.1: 100, 0.2: 100, math.inf: 100})}
     after = {"a": Reading(ttft={0.1: 100, 0.2: 110, math.inf: 110})}
     assert rates(before, after, 1.0).ttft_p50 == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(("at_gateway", "expected"), [(0, 0.15), (10, 1.5)])
+def test_first_tokens_are_the_gateways_where_it_saw_any(at_gateway: int, expected: float) -> None:
+    """A gateway of another process tells nothing here: then the replicas' own count."""
+    before = {"a": Reading(ttft={0.1: 5, 0.2: 5, math.inf: 5}), GATEWAY: Reading(ttft={1.0: 3, 2.0: 3, math.inf: 3})}
+    after = {
+        "a": Reading(ttft={0.1: 5, 0.2: 15, math.inf: 15}),
+        GATEWAY: Reading(ttft={1.0: 3, 2.0: 3 + at_gateway, math.inf: 3 + at_gateway}),
+    }
+    assert rates(before, after, 1.0).ttft_p50 == pytest.approx(expected)
