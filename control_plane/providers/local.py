@@ -18,42 +18,61 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import aiohttp
+from typing import Any, Protocol
 
 from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.processes import marked, send, start_time
 from control_plane.security.files import private_folder, write_private
-from control_plane.security.mesh import PLAIN, Mesh
-from control_plane.security.secret import Secret
+from control_plane.security.mesh import PLAIN, Link
 
 MARK = "INGLE_REPLICA"
 _HOST = "127.0.0.1"
 _PAIR = "tls.pem"
 _KEPT_FOLDERS = 20
 _FIRST_OUTPUT = 64 * 1024
-_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=5)
 _OWN_VARIABLES = ("INGLE_DATABASE_URL", "INGLE_TOKEN", "INGLE_KEY", "INGLE_PROFILE")
+_FOREIGN_PREFIX = "RAY_"
+"""A cluster's token is in such variables of its nodes: nothing for a replica."""
+
+
+class Tokens(Protocol):
+    def replica_token(self, replica_id: str) -> str:
+        """The bearer token that the replica asks of its callers."""
+
+
+class Equipment(Protocol):
+    """Certificates of replicas, as `Mesh` has them."""
+
+    @property
+    def link(self) -> Link: ...
+
+    @property
+    def ca_file(self) -> Path: ...
+
+    def equip(self, replica_id: str, host: str, path: Path) -> None: ...
+
+    def forget(self, path: Path) -> None: ...
 
 
 class LocalProvider:
     """Implements `Provider` with processes of this machine.
 
-    `terminate_grace` is in seconds, `log_bytes` bounds each of a replica's two log files.
+    `terminate_grace` is in seconds, `log_bytes` bounds each of two log files, `host` is where replicas listen.
     """
 
     def __init__(
         self,
         home: Path,
-        secret: Secret,
+        secret: Tokens,
         *,
         regions: Sequence[str],
         command: Sequence[str],
         terminate_grace: float,
         log_bytes: int,
-        mesh: Mesh | None = None,
+        mesh: Equipment | None = None,
+        host: str = _HOST,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = private_folder(home / "replicas")
@@ -63,6 +82,7 @@ class LocalProvider:
         self._grace = terminate_grace
         self._log_bytes = log_bytes
         self._mesh = mesh
+        self._host = host
         self._link = mesh.link if mesh else PLAIN
         self._clock = clock
         self._kinds = ("cpu", "cuda") if Path("/dev/nvidiactl").exists() else ("cpu",)
@@ -72,6 +92,8 @@ class LocalProvider:
         return [Offer(region, kind, 1, 0.0) for region in self._regions for kind in self._kinds]
 
     async def ensure(self, spec: ReplicaSpec) -> None:
+        if spec.region not in self._regions:
+            raise ProviderRefused(f"this machine isn't in region {spec.region}", code="unknown_region", permanent=True)
         offered = {offer.accelerator for offer in await self.offers() if offer.region == spec.region}
         if spec.gpu is not None and spec.gpu not in offered:
             raise ProviderRefused(
@@ -98,18 +120,7 @@ class LocalProvider:
         description = await self.describe(replica_id)
         if description.phase is not Phase.RUNNING or description.address is None:
             return
-        headers = {"Authorization": f"Bearer {self._secret.replica_token(replica_id)}"}
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=_HTTP_TIMEOUT) as session,
-                session.post(
-                    self._link.url(description.address, "/drain"), headers=headers, **self._link.options(replica_id)
-                ) as response,
-            ):
-                if response.status >= 400:
-                    raise ProviderError(f"drain was answered with {response.status}", code="drain_failed")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ProviderError(f"drain failed ({type(error).__name__})", code="drain_failed") from error
+        await ask_to_drain(self._link, replica_id, description.address, self._secret.replica_token(replica_id))
 
     async def terminate(self, replica_id: str) -> None:
         await asyncio.to_thread(self._terminate, replica_id)
@@ -157,18 +168,22 @@ class LocalProvider:
 
     def _equip(self, replica_id: str) -> None:
         if self._mesh is not None:
-            self._mesh.equip(replica_id, _HOST, self._root / replica_id / _PAIR)
+            self._mesh.equip(replica_id, self._host, self._root / replica_id / _PAIR)
 
     def _arguments(self, spec: ReplicaSpec) -> list[str]:
         device = ["--device", spec.gpu] if spec.gpu else []
-        where = ["--host", _HOST, "--port", "0", "--name", spec.endpoint_name]
+        where = ["--host", self._host, "--port", "0", "--name", spec.endpoint_name]
         tls = []
         if self._mesh is not None:
             tls = ["--tls-pair", str(self._root / spec.replica_id / _PAIR), "--tls-authority", str(self._mesh.ca_file)]
         return [*self._command, spec.model, *where, *tls, *device, *spec.engine_args]
 
     def _environment(self, spec: ReplicaSpec) -> dict[str, str]:
-        environment = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _OWN_VARIABLES and not name.startswith(_FOREIGN_PREFIX)
+        }
         environment |= {
             "INGLE_REPLICA_TOKEN": self._secret.replica_token(spec.replica_id),
             "INGLE_REGION": spec.region,
