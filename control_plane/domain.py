@@ -36,12 +36,29 @@ class EndpointState(StrEnum):
     DELETED = "deleted"
 
 
+class Rung(StrEnum):
+    """How warm a replica is, or an endpoint is kept while nobody calls. Each is dearer and sooner than those before.
+
+    COLD: nothing runs. EMBER: a process waits with all it imports, without weights. ASLEEP: weights are in host memory,
+    the accelerator's is free. HOT: it serves.
+    """
+
+    COLD = "cold"
+    EMBER = "ember"
+    ASLEEP = "asleep"
+    HOT = "hot"
+
+
+RESTING_RUNGS = frozenset({Rung.EMBER, Rung.ASLEEP})
+
+
 class ReplicaState(StrEnum):
     """INTENDED is written before anything is started; TERMINATED only once the provider says that it is gone."""
 
     INTENDED = "intended"
     STARTING = "starting"
     READY = "ready"
+    RESTING = "resting"
     UNHEALTHY = "unhealthy"
     DRAINING = "draining"
     TERMINATING = "terminating"
@@ -53,7 +70,15 @@ class ReplicaState(StrEnum):
         return self in _ACTIVE
 
 
-_ACTIVE = frozenset({ReplicaState.INTENDED, ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNHEALTHY})
+_ACTIVE = frozenset(
+    {
+        ReplicaState.INTENDED,
+        ReplicaState.STARTING,
+        ReplicaState.READY,
+        ReplicaState.RESTING,
+        ReplicaState.UNHEALTHY,
+    }
+)
 
 
 class Phase(StrEnum):
@@ -122,6 +147,30 @@ ANYTHING = KeyScope()
 
 
 @dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a replica runs. A change of it means new replicas."""
+
+    model: str
+    gpu: str | None = None
+    gpus: int = 0
+    engine_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the week with a minimum of its own: from `start` to `end`, minutes after midnight in `zone`.
+
+    `days` count from Monday, 0. Where `end` isn't after `start` it is the next day's.
+    """
+
+    days: tuple[int, ...]
+    start: int
+    end: int
+    min_replicas: int
+    zone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """An endpoint as stored: what was asked (`generation` counts that) and what stands."""
 
@@ -158,10 +207,41 @@ class Endpoint:
     updated_at: float
     quota: Quota = UNLIMITED
     retention: float = 90 * 86_400.0
+    preset: str | None = None
+    target: float = 16.0
+    """Requests at once that one replica should carry."""
+    ttft_slo: float | None = None
+    """Seconds to the first token that 95 of 100 requests should keep."""
+    schedule: tuple[Window, ...] = ()
+    canary: int | None = None
+    """Percent of requests that a generation gets which isn't stable yet; None rolls it out."""
+    stable_generation: int = 0
+    """The runtime generation that was last seen to serve, and its `stable_runtime`; 0 before any did."""
+    stable_runtime: Runtime | None = None
 
     @property
     def given_up(self) -> bool:
         return self.failed_generation == self.generation
+
+    @property
+    def runtime(self) -> Runtime:
+        return Runtime(self.model, self.gpu, self.gpus, self.engine_args)
+
+    @property
+    def proven(self) -> bool:
+        """Whether what is asked has been seen to serve."""
+        return self.stable_generation >= self.runtime_generation
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether what is asked was given up on, and what served before it serves on."""
+        return self.given_up and not self.proven and self.stable_runtime is not None
+
+    def runtime_of(self, generation: int) -> Runtime:
+        """What a replica of `generation` runs."""
+        if generation < self.runtime_generation and self.stable_runtime is not None:
+            return self.stable_runtime
+        return self.runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +263,10 @@ class Replica:
     terminated_at: float | None
     startup_ms: float | None
     busy: int
+    rung: Rung = Rung.HOT
+    """How warm it is, or is to become."""
+    woken_at: float | None = None
+    """When it was last asked to leave its rung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +280,7 @@ class ReplicaSpec:
     gpu: str | None = None
     gpus: int = 0
     engine_args: tuple[str, ...] = ()
+    rung: str = Rung.HOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,17 @@
-"""What gateways and replicas report, brought together per endpoint."""
+"""What gateways and replicas report, brought together per endpoint, and how it was in the last minute."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from control_plane.domain import Demand, Replica
+from control_plane.domain import Demand, Endpoint, Replica
+from control_plane.steady import Steady
+
+SLOW_SECONDS = 60.0
+"""How far back a decision looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +47,116 @@ def combine(reports: Sequence[Demand], replicas: Sequence[Replica], now: float, 
     return Load(max(in_flight, busy), held, last)
 
 
-class PeakWindow:
-    """The highest value seen in the last `seconds`."""
+class Memory:
+    """An endpoint's last minute: the load over it, what was wanted in it, whether it is in panic. Survives restarts
+    by `dump` and `load`, whose times are ages, since another process has another clock.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._peaks: deque[tuple[float, int]] = deque()
+    def __init__(self) -> None:
+        self._loads: deque[tuple[float, int]] = deque()
+        """When the load became what it was then; the first one may have begun before the window."""
+        self._wanted: deque[tuple[float, int]] = deque()
+        self.panic_at: float | None = None
 
-    def add(self, value: int, now: float) -> int:
-        """Note `value` and return the peak. Values lower than a later one are dropped, so that this stays short."""
-        while self._peaks and self._peaks[-1][1] <= value:
-            self._peaks.pop()
-        self._peaks.append((now, value))
-        while self._peaks[0][0] < now - self._seconds:
-            self._peaks.popleft()
-        return self._peaks[0][1]
+    def note(self, load: int, now: float) -> None:
+        if not self._loads or self._loads[-1][1] != load:
+            self._loads.append((now, load))
+        while len(self._loads) > 1 and self._loads[1][0] <= now - SLOW_SECONDS:
+            self._loads.popleft()
+        if len(self._loads) > _MOST_CHANGES:
+            self._thin()
+
+    def average(self, seconds: float, now: float) -> float:
+        """Mean load of the last `seconds`, each weighted by how long it stood; of all that is known if that is less."""
+        area = span = 0.0
+        end = now
+        for start, load in reversed(self._loads):
+            start = max(start, now - seconds)
+            area += load * max(0.0, end - start)
+            span += max(0.0, end - start)
+            end = start
+            if start <= now - seconds:
+                break
+        return area / span if span > 0 else float(self._loads[-1][1] if self._loads else 0)
+
+    def most_wanted(self, wanted: int, now: float) -> int:
+        """Note what is wanted, and tell the most that was in the last minute."""
+        while self._wanted and self._wanted[-1][1] <= wanted:
+            self._wanted.pop()
+        self._wanted.append((now, wanted))
+        while self._wanted[0][0] < now - SLOW_SECONDS:
+            self._wanted.popleft()
+        return self._wanted[0][1]
+
+    def forget_wanted(self) -> None:
+        self._wanted.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in it that a restart would lose."""
+        return not any(load for _, load in self._loads) and self.panic_at is None
+
+    def dump(self, now: float) -> dict[str, Any]:
+        return {
+            "loads": [[round(now - at, 2), load] for at, load in self._loads],
+            "wanted": [[round(now - at, 2), wanted] for at, wanted in self._wanted],
+            "panic": None if self.panic_at is None else round(now - self.panic_at, 2),
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any], age: float, now: float) -> Memory:
+        """What `dump` gave, `age` seconds ago."""
+        memory = cls()
+        memory._loads.extend((now - age - float(ago), int(load)) for ago, load in state["loads"])
+        memory._wanted.extend((now - age - float(ago), int(wanted)) for ago, wanted in state["wanted"])
+        memory.panic_at = None if state["panic"] is None else now - age - float(state["panic"])
+        return memory
+
+    def _thin(self) -> None:
+        """Join neighbours by twos, at the greater load: what is forgotten is only how it went within a moment."""
+        items = list(self._loads)
+        last = items.pop()
+        self._loads = deque(
+            (first[0], max(first[1], second[1])) for first, second in zip(items[::2], items[1::2], strict=False)
+        )
+        self._loads.append(last)
+
+
+_MOST_CHANGES = 512
+
+
+class LocalTimes:
+    """Reads rows as if this process's clock had stamped them."""
+
+    def __init__(self, steady: Steady) -> None:
+        self._steady = steady
+
+    def endpoint(self, item: Endpoint, now: float) -> Endpoint:
+        return replace(
+            item,
+            wake_at=self._steady.local((item.id, "wake"), item.wake_at, now),
+            sleep_at=self._steady.local((item.id, "sleep"), item.sleep_at, now),
+        )
+
+    def replica(self, item: Replica, now: float) -> Replica:
+        ready = item.ready_at
+        return replace(
+            item,
+            created_at=self._steady.local((item.id, "created"), item.created_at, now),
+            ready_at=None if ready is None else self._steady.local((item.id, "ready"), ready, now),
+        )
+
+    def report(self, endpoint_id: str, report: Demand, now: float) -> Demand:
+        at = self._steady.local((endpoint_id, report.gateway_id), report.reported_at, now)
+        return replace(
+            report, reported_at=at, last_finished_at=at - max(0.0, report.reported_at - report.last_finished_at)
+        )
+
+    def keep(
+        self, endpoints: Sequence[Endpoint], replicas: Sequence[Replica], reports: Mapping[str, Sequence[Demand]]
+    ) -> None:
+        """Forget what isn't there any more."""
+        keys: list[tuple[str, str]] = [(item.id, kind) for item in endpoints for kind in ("wake", "sleep")]
+        keys += [(item.id, kind) for item in replicas for kind in ("created", "ready")]
+        keys += [(endpoint_id, report.gateway_id) for endpoint_id, found in reports.items() for report in found]
+        self._steady.keep(keys)

@@ -4,49 +4,62 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from control_plane.autoscaler.decide import decide
-from control_plane.autoscaler.demand import PeakWindow, combine
+from control_plane.autoscaler.decide import AIM, Aim, Decision, Signals, decide
+from control_plane.autoscaler.demand import LocalTimes, Memory, combine
 from control_plane.autoscaler.retention import enforce_retention
 from control_plane.config import Timing
-from control_plane.domain import Replica
+from control_plane.domain import Demand, Endpoint, Replica
 from control_plane.errors import StoreUnavailable
 from control_plane.observe.logs import event
-from control_plane.store import endpoints, limits, replicas, traffic
+from control_plane.steady import Steady
+from control_plane.store import endpoints, limits, replicas, scaler, traffic
 from control_plane.store.database import Store
 
-PEAK_SECONDS = 60.0
 _TIDY_SECONDS = 3600.0
 _GATEWAY_MEMORY = 7 * 86_400.0
 _HISTORY = 90 * 86_400.0
+_KEEP_SECONDS = 5.0
+"""How often what it remembers is written down."""
+_MEASURE_SECONDS = 5.0
+_POINT = 60
+"""Seconds that a measured point tells of."""
+_POINT_AGE = 150.0
 
 
 class Autoscaler:
     """Decides for every endpoint each tick, and at once when demand is reported in this process."""
 
-    def __init__(self, store: Store, timing: Timing, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        timing: Timing,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        aim: Aim = AIM,
+    ) -> None:
         self._store = store
         self._timing = timing
         self._clock = clock
-        self._peaks: dict[str, PeakWindow] = {}
+        self._monotonic = monotonic
+        self._aim = aim
+        self._times = LocalTimes(Steady(monotonic))
+        self._memories: dict[str, Memory] | None = None
+        self._kept_at = self._measured_at = float("-inf")
+        self._signals: dict[str, Signals] = {}
         self._poke = store.subscribe("demand", "endpoints")
 
     async def run(self) -> None:
         """Until cancelled."""
-        tidied_at = 0.0
+        tidied_at = float("-inf")
         while True:
             try:
                 await self.tick()
-                if self._clock() - tidied_at > _TIDY_SECONDS:
-                    tidied_at = self._clock()
-                    async with self._store.write() as session:
-                        await traffic.forget_old_gateways(session, tidied_at - _GATEWAY_MEMORY)
-                        await limits.forget_windows(session, tidied_at)
-                        await endpoints.tidy(session, tidied_at - _HISTORY)
-                    async with self._store.read() as session:
-                        known = await endpoints.list_endpoints(session)
-                    await enforce_retention(self._store, known, tidied_at)
+                if self._monotonic() - tidied_at > _TIDY_SECONDS:
+                    tidied_at = self._monotonic()
+                    await self._tidy(self._clock())
             except StoreUnavailable as error:
                 event("autoscaler.store_unavailable", level=logging.WARNING, reason=error.message)
             except Exception as error:  # a fault of one tick must not end the loop
@@ -61,21 +74,68 @@ class Autoscaler:
             running: dict[str, list[Replica]] = {}
             for replica in await replicas.live_replicas(session):
                 running.setdefault(replica.endpoint_id, []).append(replica)
+            if self._memories is None:
+                kept = await scaler.memories(session)
+                self._memories = {
+                    endpoint_id: Memory.load(state, max(0.0, now - at), now)
+                    for endpoint_id, (at, state) in kept.items()
+                }
+            if self._monotonic() - self._measured_at > _MEASURE_SECONDS:
+                self._measured_at = self._monotonic()
+                measured = await scaler.measured(session, _POINT, now - _POINT_AGE)
+                self._signals = {endpoint_id: Signals(*values) for endpoint_id, values in measured.items()}
         for endpoint in known:
-            own = running.get(endpoint.id, [])
-            load = combine(reports.get(endpoint.id, []), own, now, self._timing.demand_stale)
-            peak = self._peaks.setdefault(endpoint.id, PeakWindow(PEAK_SECONDS)).add(load.total, now)
-            decision = decide(endpoint, load, peak, own, now)
-            if decision.replicas == endpoint.desired_replicas or endpoint.deleting:
-                continue
+            if not endpoint.deleting:
+                memory = self._memories.setdefault(endpoint.id, Memory())
+                decision = self._decide(
+                    endpoint, reports.get(endpoint.id, []), running.get(endpoint.id, []), memory, now
+                )
+                if decision.replicas != endpoint.desired_replicas:
+                    await self._write(endpoint, decision, now)
+        names = {endpoint.id for endpoint in known}
+        self._memories = {key: memory for key, memory in self._memories.items() if key in names}
+        self._times.keep(known, [replica for own in running.values() for replica in own], reports)
+        await self._keep(now)
+
+    def _decide(
+        self, endpoint: Endpoint, reports: Sequence[Demand], running: Sequence[Replica], memory: Memory, now: float
+    ) -> Decision:
+        own = [self._times.replica(replica, now) for replica in running]
+        told = [self._times.report(endpoint.id, report, now) for report in reports]
+        load = combine(told, own, now, self._timing.demand_stale)
+        signals = self._signals.get(endpoint.id, Signals())
+        return decide(self._times.endpoint(endpoint, now), load, memory, signals, own, now, self._aim)
+
+    async def _write(self, endpoint: Endpoint, decision: Decision, now: float) -> None:
+        why = f"{decision.term}: {decision.why}"
+        async with self._store.write() as session:
+            written = await endpoints.set_desired(session, endpoint, decision.replicas, why, now)
+        if written:
+            event(
+                "endpoint.scaled",
+                endpoint=endpoint.name,
+                before=endpoint.desired_replicas,
+                after=decision.replicas,
+                term=decision.term,
+                why=decision.why,
+            )
+
+    async def _keep(self, now: float) -> None:
+        """Write down what a restart would lose."""
+        if self._memories is None or self._monotonic() - self._kept_at < _KEEP_SECONDS:
+            return
+        states = {key: memory.dump(now) for key, memory in self._memories.items() if not memory.idle}
+        if states:
             async with self._store.write() as session:
-                if await endpoints.set_desired(session, endpoint, decision.replicas, decision.why, now):
-                    event(
-                        "endpoint.scaled",
-                        endpoint=endpoint.name,
-                        before=endpoint.desired_replicas,
-                        after=decision.replicas,
-                        why=decision.why,
-                    )
-        for gone in self._peaks.keys() - {endpoint.id for endpoint in known}:
-            del self._peaks[gone]
+                await scaler.keep_memories(session, states, now)
+        self._kept_at = self._monotonic()
+
+    async def _tidy(self, now: float) -> None:
+        async with self._store.write() as session:
+            await traffic.forget_old_gateways(session, now - _GATEWAY_MEMORY)
+            await limits.forget_windows(session, now)
+            await endpoints.tidy(session, now - _HISTORY)
+            await scaler.forget_memories(session, list(self._memories or ()))
+        async with self._store.read() as session:
+            known = await endpoints.list_endpoints(session)
+        await enforce_retention(self._store, known, now)

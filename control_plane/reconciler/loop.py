@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.config import Timing
-from control_plane.domain import Endpoint, EndpointState, Phase, Replica, ReplicaSpec, ReplicaState
+from control_plane.domain import Endpoint, EndpointState, Phase, Replica, ReplicaSpec, ReplicaState, Rung
 from control_plane.errors import IngleError, LeaseLost, ProviderError, ProviderRefused, StoreUnavailable
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
@@ -205,7 +205,7 @@ class Reconciler:
                 match action:
                     case Launch(why):
                         replica_id = new_id("rep")
-                        await replicas.add_intent(session, replica_id, endpoint, now)
+                        await replicas.add_intent(session, replica_id, endpoint, endpoint.generation, Rung.HOT, now)
                         endpoint_store.add_event(
                             session, endpoint, now, "replica", None, why, state="intended", replica_id=replica_id
                         )

@@ -9,7 +9,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Endpoint, EndpointState
+from control_plane.domain import Endpoint, EndpointState, Runtime, Window
 from control_plane.errors import Conflict, NotFound, PreconditionFailed
 from control_plane.store.database import touch
 from control_plane.store.ids import new_id
@@ -53,7 +53,19 @@ def to_endpoint(row: EndpointRow) -> Endpoint:
         updated_at=row.updated_at,
         quota=row.quota,
         retention=row.retention,
+        preset=row.preset,
+        target=row.target,
+        ttft_slo=row.ttft_slo,
+        schedule=tuple(Window(**{**window, "days": tuple(window["days"])}) for window in row.schedule),
+        canary=row.canary,
+        stable_generation=row.stable_generation,
+        stable_runtime=None if row.stable_runtime is None else to_runtime(row.stable_runtime),
     )
+
+
+def to_runtime(fields: Mapping[str, Any]) -> Runtime:
+    """What a replica runs, out of its fields in JSON."""
+    return Runtime(fields["model"], fields["gpu"], fields["gpus"], tuple(fields["engine_args"]))
 
 
 async def bump_routes(session: AsyncSession) -> None:

@@ -31,6 +31,7 @@ class Base(DeclarativeBase):
         str: Short,
         dict[str, Any]: JSON,
         list[str]: JSON,
+        list[dict[str, Any]]: JSON,
         bytes: LargeBinary,
     }
 
@@ -114,6 +115,11 @@ class EndpointRow(QuotaColumns, Base):
     warmth: Mapped[str]
     retention: Mapped[float] = mapped_column(default=90 * 86_400.0)
     """Seconds that its usage events and its own events are kept."""
+    preset: Mapped[str | None]
+    target: Mapped[float] = mapped_column(default=16.0, server_default="16")
+    ttft_slo: Mapped[float | None]
+    schedule: Mapped[list[dict[str, Any]]] = mapped_column(default=list, server_default="[]")
+    canary: Mapped[int | None]
     paused: Mapped[bool]
     generation: Mapped[int]
     runtime_generation: Mapped[int]
@@ -125,6 +131,8 @@ class EndpointRow(QuotaColumns, Base):
     failures: Mapped[int]
     retry_at: Mapped[float]
     failed_generation: Mapped[int]
+    stable_generation: Mapped[int] = mapped_column(default=0, server_default="0")
+    stable_runtime: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     wake_at: Mapped[float]
     sleep_at: Mapped[float]
     created_at: Mapped[float]
@@ -168,6 +176,8 @@ class ReplicaRow(Base):
     terminated_at: Mapped[float | None]
     startup_ms: Mapped[float | None]
     busy: Mapped[int]
+    rung: Mapped[str] = mapped_column(default="hot", server_default="hot")
+    woken_at: Mapped[float | None]
 
     __table_args__ = (Index("ix_replicas_endpoint_id_state", "endpoint_id", "state"),)
 
@@ -195,6 +205,47 @@ class DemandRow(Base):
     held: Mapped[int]
     last_finished_at: Mapped[float]
     reported_at: Mapped[float]
+
+
+class GenerationRow(Base):
+    """What an endpoint was asked to be, and what became of it: `pending`, `serving`, `failed` or `superseded`."""
+
+    __tablename__ = "generations"
+    endpoint_id: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[float]
+    spec: Mapped[dict[str, Any]]
+    changed: Mapped[list[str]]
+    outcome: Mapped[str]
+    reason_code: Mapped[str | None]
+    reason: Mapped[str] = mapped_column(Long)
+    settled_at: Mapped[float | None]
+
+
+class WakeRow(Base):
+    """How long a replica took from a rung of warmth to ready."""
+
+    __tablename__ = "wakes"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    endpoint_id: Mapped[str]
+    replica_id: Mapped[str]
+    rung: Mapped[str]
+    model: Mapped[str] = mapped_column(Long)
+    region: Mapped[str]
+    at: Mapped[float]
+    total_ms: Mapped[float]
+    phases: Mapped[dict[str, Any]]
+
+    __table_args__ = (Index("ix_wakes_endpoint_id_rung_at", "endpoint_id", "rung", "at"),)
+
+
+class ScalerRow(Base):
+    """What the autoscaler must still know after a restart."""
+
+    __tablename__ = "scaler_state"
+    endpoint_id: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    state: Mapped[dict[str, Any]]
 
 
 class ColdStartRow(Base):

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Address, Endpoint, Replica, ReplicaState
+from control_plane.domain import Address, Endpoint, Replica, ReplicaState, Rung
 from control_plane.store.models import ReplicaRow
 
 
@@ -29,21 +29,26 @@ def to_replica(row: ReplicaRow) -> Replica:
         terminated_at=row.terminated_at,
         startup_ms=row.startup_ms,
         busy=row.busy,
+        rung=Rung(row.rung),
+        woken_at=row.woken_at,
     )
 
 
-async def add_intent(session: AsyncSession, replica_id: str, endpoint: Endpoint, now: float) -> None:
+async def add_intent(
+    session: AsyncSession, replica_id: str, endpoint: Endpoint, generation: int, rung: Rung, now: float
+) -> None:
     """The row that stands before anything that can cost money is started."""
     session.add(
         ReplicaRow(
             id=replica_id,
             endpoint_id=endpoint.id,
-            generation=endpoint.generation,
+            generation=generation,
             region=endpoint.region,
             state=ReplicaState.INTENDED,
             reason="",
             created_at=now,
             busy=0,
+            rung=rung,
         )
     )
     await session.flush()

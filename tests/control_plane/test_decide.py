@@ -1,57 +1,199 @@
 from __future__ import annotations
 
+import copy
+import json
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from control_plane.autoscaler.decide import decide
-from control_plane.autoscaler.demand import Load, PeakWindow, combine
-from control_plane.domain import Demand, Replica, ReplicaState
+from control_plane.autoscaler.decide import NO_SIGNALS, Signals, decide, within
+from control_plane.autoscaler.demand import Load, LocalTimes, Memory, combine
+from control_plane.domain import Demand, Replica, ReplicaState, Window
+from control_plane.steady import Steady
 from tests.control_plane.test_plan import NOW, endpoint, replica
 
 NOTHING = Load(0, 0, 0.0)
 
 
+QUIET = Load(0, 0, NOW - 5)
+
+
+def remembering(load: int, wanted: int = 0) -> Memory:
+    """A minute at one load."""
+    memory = Memory()
+    memory.note(load, NOW - 59)
+    memory.most_wanted(wanted, NOW - 30)
+    return memory
+
+
 @pytest.mark.parametrize(
-    ("changes", "load", "peak", "running", "wanted"),
+    ("changes", "load", "running", "wanted"),
     [
         # at zero
-        ({"desired_replicas": 0}, NOTHING, 0, [], 0),
-        ({"desired_replicas": 0}, Load(0, 1, 0.0), 1, [], 1),
-        ({"desired_replicas": 0}, Load(0, 200, 0.0), 200, [], 4),
-        ({"desired_replicas": 0, "max_replicas": 1}, Load(0, 200, 0.0), 200, [], 1),
-        ({"desired_replicas": 0, "wake_at": NOW - 1}, NOTHING, 0, [], 1),
-        ({"desired_replicas": 0, "wake_at": NOW - 301}, NOTHING, 0, [], 0),
+        ({"desired_replicas": 0}, NOTHING, [], 0),
+        ({"desired_replicas": 0}, Load(0, 1, 0.0), [], 1),
+        ({"desired_replicas": 0}, Load(0, 200, 0.0), [], 4),
+        ({"desired_replicas": 0, "max_replicas": 1}, Load(0, 200, 0.0), [], 1),
+        ({"desired_replicas": 0, "wake_at": NOW - 1}, NOTHING, [], 1),
+        ({"desired_replicas": 0, "wake_at": NOW - 301}, NOTHING, [], 0),
         # idle: counted from the last finished request, from being woken, from being ready
-        ({}, Load(0, 0, NOW - 299), 0, [], 1),
-        ({}, Load(0, 0, NOW - 300), 0, [], 0),
-        ({"wake_at": NOW - 299}, Load(0, 0, NOW - 900), 0, [], 1),
-        ({}, Load(0, 0, NOW - 900), 0, [replica(ready_at=NOW - 299)], 1),
-        ({}, Load(0, 0, NOW - 900), 0, [replica(ready_at=NOW - 301)], 0),
-        ({}, Load(0, 0, NOW - 900), 0, [replica(ReplicaState.DRAINING, ready_at=NOW - 1)], 0),
+        ({}, Load(0, 0, NOW - 299), [], 1),
+        ({}, Load(0, 0, NOW - 300), [], 0),
+        ({"wake_at": NOW - 299}, Load(0, 0, NOW - 900), [], 1),
+        ({}, Load(0, 0, NOW - 900), [replica(ready_at=NOW - 299)], 1),
+        ({}, Load(0, 0, NOW - 900), [replica(ready_at=NOW - 301)], 0),
+        ({}, Load(0, 0, NOW - 900), [replica(ReplicaState.DRAINING, ready_at=NOW - 1)], 0),
+        ({"desired_replicas": 0}, Load(0, 0, NOW - 900), [replica(ReplicaState.RESTING, ready_at=NOW - 1)], 0),
         # a start that takes longer than the idle time is not undone before it could serve
-        ({}, Load(0, 0, NOW - 900), 0, [replica(ReplicaState.STARTING, created_at=NOW - 400)], 1),
-        ({"sleep_at": NOW - 1}, NOTHING, 0, [replica(ReplicaState.STARTING, created_at=NOW - 9)], 0),
+        ({}, Load(0, 0, NOW - 900), [replica(ReplicaState.STARTING, created_at=NOW - 400)], 1),
+        ({"sleep_at": NOW - 1}, NOTHING, [replica(ReplicaState.STARTING, created_at=NOW - 9)], 0),
         # never with anything in flight or held, however long it takes
-        ({}, Load(1, 0, NOW - 9000), 1, [], 1),
-        ({"sleep_at": NOW}, Load(1, 0, NOW - 9000), 1, [], 1),
-        ({"sleep_at": NOW}, Load(0, 1, NOW - 9000), 1, [], 1),
+        ({}, Load(1, 0, NOW - 9000), [], 1),
+        ({"sleep_at": NOW}, Load(1, 0, NOW - 9000), [], 1),
+        ({"sleep_at": NOW}, Load(0, 1, NOW - 9000), [], 1),
         # asked to sleep
-        ({"sleep_at": NOW - 1}, Load(0, 0, NOW - 2), 0, [replica(ready_at=NOW - 3)], 0),
-        ({"sleep_at": NOW - 3}, Load(0, 0, NOW - 2), 0, [replica(ready_at=NOW - 9)], 1),
-        ({"sleep_at": NOW - 3, "wake_at": NOW - 1, "desired_replicas": 0}, NOTHING, 0, [], 1),
+        ({"sleep_at": NOW - 1}, Load(0, 0, NOW - 2), [replica(ready_at=NOW - 3)], 0),
+        ({"sleep_at": NOW - 3}, Load(0, 0, NOW - 2), [replica(ready_at=NOW - 9)], 1),
+        ({"sleep_at": NOW - 3, "wake_at": NOW - 1, "desired_replicas": 0}, NOTHING, [], 1),
         # bounds
-        ({"min_replicas": 2}, NOTHING, 0, [], 2),
-        ({"min_replicas": 2}, Load(1, 0, 0.0), 1, [], 2),
-        # up with the load, down with the peak
-        ({}, Load(17, 0, 0.0), 17, [], 2),
-        ({"desired_replicas": 3}, Load(1, 0, 0.0), 40, [], 3),
-        ({"desired_replicas": 3}, Load(0, 0, NOW - 5), 40, [], 3),
-        ({"desired_replicas": 3}, Load(0, 0, NOW - 90), 0, [], 1),
+        ({"min_replicas": 2}, NOTHING, [], 2),
+        ({"min_replicas": 2}, Load(1, 0, 0.0), [], 2),
+        ({"min_replicas": 2, "sleep_at": NOW}, Load(0, 0, NOW - 2), [], 2),
+        # 70 % of the target is used
+        ({"target": 10.0}, Load(7, 0, 0.0), [], 1),
+        ({"target": 10.0}, Load(8, 0, 0.0), [], 2),
+        ({"target": 1.0}, Load(1, 1, 0.0), [], 3),
     ],
 )
-def test_how_many_replicas(changes: dict[str, Any], load: Load, peak: int, running: list[Replica], wanted: int) -> None:
-    assert decide(endpoint(**changes), load, peak, running, NOW).replicas == wanted
+def test_how_many_replicas(changes: dict[str, Any], load: Load, running: list[Replica], wanted: int) -> None:
+    assert decide(endpoint(**changes), load, Memory(), NO_SIGNALS, running, NOW).replicas == wanted
+
+
+READY = [replica(id="a", ready_at=NOW - 900), replica(id="b", ready_at=NOW - 900)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "load", "memory", "signals", "wanted", "term"),
+    [
+        # a moment's load is taken by its mean while replicas serve, and at once while somebody is held
+        ({}, Load(40, 0, 0.0), remembering(10), NO_SIGNALS, 1, "load"),
+        ({}, Load(40, 1, 0.0), remembering(10), NO_SIGNALS, 4, "load"),
+        ({}, Load(30, 0, 0.0), remembering(30), NO_SIGNALS, 3, "load"),
+        # down by the most that was wanted in the last minute
+        ({"desired_replicas": 3}, Load(1, 0, 0.0), remembering(1, wanted=3), NO_SIGNALS, 3, "slow-down"),
+        ({"desired_replicas": 3}, QUIET, remembering(1, wanted=3), NO_SIGNALS, 3, "slow-down"),
+        ({"desired_replicas": 3}, QUIET, remembering(0, wanted=1), NO_SIGNALS, 1, "idle"),
+        # late first tokens: as many more as they are late, twice as many at most
+        ({"ttft_slo": 1.0}, Load(9, 0, 0.0), remembering(9), Signals(ttft_p95=1.4), 3, "ttft"),
+        ({"ttft_slo": 1.0}, Load(9, 0, 0.0), remembering(9), Signals(ttft_p95=60.0), 4, "ttft"),
+        ({"ttft_slo": 2.0}, Load(9, 0, 0.0), remembering(9), Signals(ttft_p95=1.4), 1, "load"),
+        ({"ttft_slo": 1.0}, QUIET, remembering(0), Signals(ttft_p95=60.0), 1, "idle"),
+        # a full KV cache: one more above nine tenths, none less above three quarters
+        ({}, Load(9, 0, 0.0), remembering(9), Signals(kv_usage=0.95), 3, "kv"),
+        ({}, Load(9, 0, 0.0), remembering(9), Signals(kv_usage=0.8), 2, "kv"),
+        ({}, Load(9, 0, 0.0), remembering(9), Signals(kv_usage=0.5), 1, "load"),
+        ({}, Load(300, 1, 0.0), remembering(9), Signals(kv_usage=0.95), 4, "max"),
+    ],
+)
+def test_the_term_that_asks_for_most_decides(
+    changes: dict[str, Any], load: Load, memory: Memory, signals: Signals, wanted: int, term: str
+) -> None:
+    decision = decide(endpoint(**changes), load, copy.deepcopy(memory), signals, READY, NOW)
+    assert (decision.replicas, decision.term) == (wanted, term), decision.why
+
+
+def test_nothing_goes_down_in_panic() -> None:
+    memory = remembering(1)
+    one = READY[:1]
+    assert decide(endpoint(desired_replicas=1), Load(60, 9, 0.0), memory, NO_SIGNALS, one, NOW).replicas == 4
+    down = endpoint(desired_replicas=4)
+    four = [replica(name=str(number), ready_at=NOW - 900) for number in range(4)]
+    # the load stood for 20 s, so that panic lasts until 80; what was wanted is forgotten here, to see it alone
+    memory.forget_wanted()
+    for second, expected in ((20, 4), (79, 4)):
+        held = decide(down, Load(12, 0, 0.0), memory, NO_SIGNALS, four, NOW + second)
+        assert held.replicas == expected, held
+        memory.forget_wanted()
+    calm = decide(down, Load(12, 0, 0.0), memory, NO_SIGNALS, four, NOW + 81)
+    assert (calm.replicas, memory.panic_at) == (2, None)
+
+
+WORK = Window((0, 1, 2, 3, 4), 8 * 60, 18 * 60, 2, "Europe/Berlin")
+NIGHT = Window((4,), 22 * 60, 6 * 60, 3)
+
+
+@pytest.mark.parametrize(
+    ("at", "window", "inside"),
+    [
+        ("2026-11-30T07:00:00+00:00", WORK, True),  # a Monday, 8 in Berlin
+        ("2026-11-30T06:59:00+00:00", WORK, False),
+        ("2026-11-30T17:00:00+00:00", WORK, False),
+        ("2026-11-29T12:00:00+00:00", WORK, False),  # a Sunday
+        ("2026-07-01T06:00:00+00:00", WORK, True),  # daylight saving time
+        ("2026-12-04T21:59:00+00:00", NIGHT, False),  # a Friday
+        ("2026-12-04T22:00:00+00:00", NIGHT, True),
+        ("2026-12-05T05:59:00+00:00", NIGHT, True),
+        ("2026-12-05T22:00:00+00:00", NIGHT, False),
+    ],
+)
+def test_a_part_of_the_week_has_its_own_minimum(at: str, window: Window, inside: bool) -> None:
+    now = datetime.fromisoformat(at).timestamp()
+    assert within(window, now) is inside
+    quiet = endpoint(desired_replicas=0, schedule=(window,), wake_at=0.0, sleep_at=-1.0, max_replicas=2)
+    decision = decide(quiet, NOTHING, Memory(), NO_SIGNALS, [], now)
+    assert (decision.replicas, decision.term) == ((2, "schedule") if inside else (0, "idle"))
+
+
+def test_memory_survives_a_restart_with_another_clock() -> None:
+    memory = remembering(20, wanted=3)
+    memory.panic_at = NOW - 10
+    state = json.loads(json.dumps(memory.dump(NOW)))
+    again = Memory.load(state, age=2.0, now=5000.0)
+    assert again.panic_at == pytest.approx(4988.0)
+    assert again.average(6.0, 5000.0) == 20
+    assert again.most_wanted(1, 5000.0) == 3
+
+
+def test_memory_is_bounded_and_keeps_its_mean() -> None:
+    memory = Memory()
+    for step in range(100_000):
+        memory.note(step % 2 + 5, NOW + step / 1000)
+    assert len(memory.dump(NOW + 100)["loads"]) <= 512
+    assert 5 <= memory.average(6.0, NOW + 100) <= 6
+
+
+class Clocks:
+    """A wall clock that somebody sets, and a monotonic one."""
+
+    def __init__(self) -> None:
+        self.wall, self.monotonic = NOW, 50.0
+
+    def passes(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+@pytest.mark.parametrize("skew", [-300.0, 0.0, 300.0])
+def test_ages_don_t_care_for_clocks(jump: float, skew: float) -> None:
+    """A gateway's clock differs by `skew`, and in mid-run this machine's is set by `jump`."""
+    clocks = Clocks()
+    times = LocalTimes(Steady(lambda: clocks.monotonic))
+    # the first look trusts what it reads, from the second on only what passes counts
+    times.report("e", Demand("g", 1, 0, clocks.wall + skew - 2, clocks.wall + skew), clocks.wall)
+    clocks.passes(1)
+    report = Demand("g", 1, 0, clocks.wall + skew - 2, clocks.wall + skew)
+    for passed in (0, 5, 4):
+        clocks.passes(passed)
+        local = times.report("e", report, clocks.wall)
+    assert clocks.wall - local.reported_at == pytest.approx(9)
+    assert clocks.wall - local.last_finished_at == pytest.approx(11)
+    clocks.wall += jump
+    clocks.passes(3)
+    local = times.report("e", report, clocks.wall)
+    assert clocks.wall - local.reported_at == pytest.approx(12)
+    assert combine([local], [], clocks.wall, stale_after=15).in_flight == 1
 
 
 @pytest.mark.parametrize(
@@ -69,14 +211,3 @@ def test_how_many_replicas(changes: dict[str, Any], load: Load, peak: int, runni
 )
 def test_reports_are_brought_together(reports: list[Demand], running: list[Replica], load: Load) -> None:
     assert combine(reports, running, NOW, stale_after=15) == load
-
-
-def test_a_peak_is_forgotten_after_its_window() -> None:
-    window = PeakWindow(60)
-    assert [window.add(value, float(at)) for at, value in ((0, 3), (10, 9), (20, 1), (70, 2), (71, 0))] == [
-        3,
-        9,
-        9,
-        9,
-        2,
-    ]

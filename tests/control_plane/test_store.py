@@ -8,7 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text, update
 
-from control_plane.domain import Demand, Endpoint, ReplicaState, UsageEvent
+from control_plane.domain import Demand, Endpoint, ReplicaState, Rung, UsageEvent
 from control_plane.errors import ConfigError, Conflict, LeaseLost, NotFound, PreconditionFailed, StoreUnavailable
 from control_plane.store import audit, endpoints, leases, replicas, tenants, traffic
 from control_plane.store import usage as usages
@@ -134,7 +134,7 @@ async def test_a_lease_is_one_owners_until_it_expires_and_fences_its_writes(stor
         assert await replicas.live_replicas(session) == []  # the refused transaction left nothing
     async with store.write() as session:
         await leases.guard(session, second, 100.0)
-        await replicas.add_intent(session, "rep_2", endpoint, 112.0)
+        await replicas.add_intent(session, "rep_2", endpoint, endpoint.generation, Rung.HOT, 112.0)
     await let_leases_end(store)
     with pytest.raises(LeaseLost):
         async with store.write() as session:
@@ -168,7 +168,7 @@ async def test_clocks_that_differ_agree_on_leases(store: Store) -> None:
 
 async def _write_under(store: Store, lease: leases.Lease, endpoint: Endpoint) -> None:
     async with store.write() as session:
-        await replicas.add_intent(session, "rep_1", endpoint, 111.0)
+        await replicas.add_intent(session, "rep_1", endpoint, endpoint.generation, Rung.HOT, 111.0)
         await leases.guard(session, lease, 100.0)
 
 
@@ -232,8 +232,8 @@ async def test_a_gateway_beats_and_the_last_one_heard_counts(store: Store) -> No
 async def test_replicas_are_live_until_terminated(store: Store) -> None:
     endpoint = await make_endpoint(store)
     async with store.write() as session:
-        await replicas.add_intent(session, "rep_1", endpoint, 1.0)
-        await replicas.add_intent(session, "rep_2", endpoint, 2.0)
+        await replicas.add_intent(session, "rep_1", endpoint, endpoint.generation, Rung.HOT, 1.0)
+        await replicas.add_intent(session, "rep_2", endpoint, endpoint.generation, Rung.HOT, 2.0)
         await replicas.write_replica(session, "rep_1", {"state": ReplicaState.TERMINATED, "terminated_at": 3.0})
     async with store.read() as session:
         assert [item.id for item in await replicas.live_replicas(session)] == ["rep_2"]
@@ -256,7 +256,7 @@ async def test_history_is_bounded(store: Store) -> None:
     async with store.write() as session:
         for number in range(endpoints.COLD_STARTS_KEPT + 3):
             await endpoints.add_cold_start(session, endpoint, f"r{number}", 1.0, {}, float(number))
-            await replicas.add_intent(session, f"rep_{number}", endpoint, float(number))
+            await replicas.add_intent(session, f"rep_{number}", endpoint, endpoint.generation, Rung.HOT, float(number))
         changes = {"state": ReplicaState.TERMINATED, "terminated_at": 50.0}
         await replicas.write_replica(session, "rep_0", changes)
         starts = (await session.scalars(select(ColdStartRow.replica_id))).all()
