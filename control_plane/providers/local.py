@@ -15,7 +15,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +24,10 @@ from typing import Any, Protocol
 from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.draining import ask_to_drain
-from control_plane.providers.processes import marked, send, start_time
+from control_plane.providers.processes import MARK, marked, send, start_time
 from control_plane.security.files import private_folder, write_private
 from control_plane.security.mesh import PLAIN, Link
 
-MARK = "INGLE_REPLICA"
 _HOST = "127.0.0.1"
 _PAIR = "tls.pem"
 _KEPT_FOLDERS = 20
@@ -144,8 +144,7 @@ class LocalProvider:
 
     def _start(self, spec: ReplicaSpec) -> None:
         folder = private_folder(self._root / spec.replica_id)
-        with open(folder / ".lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(folder):
             if (folder / "ended").exists() or (folder / "process.json").exists():
                 return
             survivors = marked(MARK, spec.replica_id)
@@ -254,9 +253,13 @@ class LocalProvider:
                 os.truncate(path, 0)
 
     def _terminate(self, replica_id: str) -> None:
-        folder = self._root / replica_id
-        if not folder.is_dir() or (folder / "ended").exists():
-            return
+        # A folder for one that never was, too: a call to start it that comes late finds that it has ended.
+        folder = private_folder(self._root / replica_id)
+        with _locked(folder):
+            if not (folder / "ended").exists():
+                self._end(replica_id, folder)
+
+    def _end(self, replica_id: str, folder: Path) -> None:
         process = _read_json(folder / "process.json")
         since = _read_json(folder / "terminating")
         child = self._children.get(replica_id)
@@ -284,6 +287,14 @@ class LocalProvider:
         ended.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in ended[_KEPT_FOLDERS:]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Against other control planes' hands on the same replica."""
+    with open(folder / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -11,6 +11,8 @@ import os
 import signal
 from pathlib import Path
 
+MARK = "INGLE_REPLICA"
+"""Of a replica's processes: holds its id."""
 _PROC = Path("/proc")
 
 

@@ -1,0 +1,231 @@
+"""The Ray provider: a replica is a detached named actor of a Ray cluster, on a node that is labelled as its region."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
+from control_plane.errors import ProviderRefused
+from control_plane.providers.draining import ask_to_drain
+from control_plane.providers.local import Tokens
+from control_plane.providers.ray_link import RayLink
+from control_plane.providers.ray_replica import PYTHON
+from control_plane.security.files import private_folder
+from control_plane.security.mesh import PLAIN, Mesh, server_name
+
+_TYPE = "accelerator_type:"
+_TYPE_SHARE = 0.001
+"""Ray's own convention: of a node's one unit of an accelerator type, enough for a thousand actors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What a region is in a cluster: nodes with `label` = `value`. A replica takes `cpus` of its node's.
+
+    One that waits in the cluster's queue for more than `queue_seconds` is given up as without capacity.
+    """
+
+    label: str
+    value: str
+    cpus: float
+    queue_seconds: float
+
+    @property
+    def selector(self) -> dict[str, str]:
+        return {self.label: self.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    labels: Mapping[str, str]
+    resources: Mapping[str, float]
+
+
+class RayProvider:
+    """Implements `Provider` with actors of one cluster; `spots` are its regions by name.
+
+    `home` is a folder of the control plane for certificates, `node_home` one of each node, `terminate_grace` is in
+    seconds, and `log_bytes` bounds each of a replica's two log files.
+    """
+
+    def __init__(
+        self,
+        link: RayLink,
+        secret: Tokens,
+        *,
+        namespace: str,
+        home: Path,
+        node_home: str | None,
+        spots: Mapping[str, Spot],
+        command: Sequence[str],
+        terminate_grace: float,
+        log_bytes: int,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._cluster = link
+        self._secret = secret
+        self._namespace = namespace
+        self._pairs = private_folder(home / "ray")
+        self._node_home = node_home
+        self._spots = dict(spots)
+        self._command = [PYTHON if word == sys.executable else word for word in command]
+        self._grace = terminate_grace
+        self._log_bytes = log_bytes
+        self._mesh = mesh
+        self._link = mesh.link if mesh else PLAIN
+        self._sent: dict[str, bytes] = {}
+
+    async def offers(self) -> Sequence[Offer]:
+        nodes = await self._nodes()
+        return [offer for region, spot in self._spots.items() for offer in offers_of(region, spot, nodes)]
+
+    async def ensure(self, spec: ReplicaSpec) -> None:
+        spot = self._spots.get(spec.region)
+        if spot is None:
+            raise ProviderRefused(f"the cluster has no region {spec.region}", code="unknown_region", permanent=True)
+        if await self._cluster.call("known", replica_id=spec.replica_id):
+            return
+        resources = resources_of(spec, spot)
+        lack = lack_of(spec.region, spot, resources, await self._nodes())
+        if lack is not None:
+            raise ProviderRefused(lack, code="no_capacity")
+        order = await asyncio.to_thread(self._order, spec)
+        await self._cluster.call(
+            "ensure", replica_id=spec.replica_id, order=order, resources=resources, selector=spot.selector
+        )
+
+    async def describe(self, replica_id: str) -> Description:
+        said = await self._cluster.call("describe", replica_id=replica_id)
+        found = description_of(said, max((spot.queue_seconds for spot in self._spots.values()), default=0.0))
+        if found.phase is Phase.RUNNING and self._mesh is not None:
+            await self._renew(replica_id)
+        return found
+
+    async def list_owned(self) -> Sequence[str]:
+        return [str(name) for name in await self._cluster.call("list_owned")]
+
+    async def drain(self, replica_id: str) -> None:
+        found = await self.describe(replica_id)
+        if found.phase is Phase.RUNNING and found.address is not None:
+            await ask_to_drain(self._link, replica_id, found.address, self._secret.replica_token(replica_id))
+
+    async def terminate(self, replica_id: str) -> None:
+        await self._cluster.call("terminate", replica_id=replica_id)
+        self._sent.pop(replica_id, None)
+        path = self._pair_file(replica_id)
+        if self._mesh is not None:
+            self._mesh.forget(path)
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def logs(self, replica_id: str, lines: int, after: int | None = None) -> tuple[list[str], int]:
+        """What the replica logged and the position to go on `after`, as of a local one; nothing once it is gone."""
+        said, position = await self._cluster.call("logs", replica_id=replica_id, lines=lines, after=after)
+        return [str(line) for line in said], int(position)
+
+    async def close(self) -> None:
+        """Let go of the cluster. Replicas stay."""
+        await self._cluster.close()
+
+    async def _nodes(self) -> list[Node]:
+        return [Node(found["labels"], found["resources"]) for found in await self._cluster.call("nodes")]
+
+    def _order(self, spec: ReplicaSpec) -> str:
+        """What the replica's supervisor is told. It learns this replica's token, and nothing of any other."""
+        device = "cpu" if spec.gpu in (None, "cpu") else "cuda"
+        local = replace(spec, gpu=None, gpus=0, engine_args=("--device", device, *spec.engine_args))
+        pair, authority = "", ""
+        if self._mesh is not None:
+            pair = self._equip(spec.replica_id).decode()
+            authority = self._mesh.ca_file.read_text()
+        order = {
+            "spec": asdict(local),
+            "command": self._command,
+            "token": self._secret.replica_token(spec.replica_id),
+            "grace": self._grace,
+            "log_bytes": self._log_bytes,
+            "home": self._node_home,
+            "namespace": self._namespace,
+            "pair": pair,
+            "authority": authority,
+        }
+        return json.dumps(order)
+
+    def _equip(self, replica_id: str) -> bytes:
+        if self._mesh is None:
+            return b""
+        path = self._pair_file(replica_id)
+        # Callers ask for it by the replica's name: which node it comes to isn't known yet.
+        self._mesh.equip(replica_id, server_name(replica_id), path)
+        return path.read_bytes()
+
+    async def _renew(self, replica_id: str) -> None:
+        pair = await asyncio.to_thread(self._equip, replica_id)
+        if self._sent.get(replica_id) != pair:
+            await self._cluster.call("equip", replica_id=replica_id, pair=pair.decode())
+            self._sent[replica_id] = pair
+
+    def _pair_file(self, replica_id: str) -> Path:
+        return self._pairs / f"{replica_id}.pem"
+
+
+def resources_of(spec: ReplicaSpec, spot: Spot) -> dict[str, float]:
+    """What a replica takes of its node, in Ray's words. `gpu` is a type, or "cuda" for any."""
+    resources = {"CPU": spot.cpus}
+    if spec.gpu not in (None, "cpu"):
+        resources["GPU"] = float(max(1, spec.gpus))
+        if spec.gpu != "cuda":
+            resources[f"{_TYPE}{spec.gpu}"] = _TYPE_SHARE
+    return resources
+
+
+def offers_of(region: str, spot: Spot, nodes: Iterable[Node]) -> list[Offer]:
+    """What the region's nodes could start if they were idle."""
+    most: dict[str, int] = {}
+    for node in _in(spot, nodes):
+        if node.resources.get("CPU", 0) >= spot.cpus:
+            most["cpu"] = 1
+            gpus = int(node.resources.get("GPU", 0))
+            kinds = [name.removeprefix(_TYPE) for name in node.resources if name.startswith(_TYPE)]
+            for kind in ("cuda", *kinds) if gpus else ():
+                most[kind] = max(most.get(kind, 0), gpus)
+    return [Offer(region, kind, count, 0.0) for kind, count in sorted(most.items())]
+
+
+def lack_of(region: str, spot: Spot, wanted: Mapping[str, float], nodes: Iterable[Node]) -> str | None:
+    """Why no node of the region could ever start it; None where one could."""
+    own = list(_in(spot, nodes))
+    if not own:
+        return f"no node of the cluster is labelled {spot.label}={spot.value}, as region {region} asks"
+    if any(all(node.resources.get(name, 0) >= amount for name, amount in wanted.items()) for node in own):
+        return None
+    amounts = ", ".join(
+        name.removeprefix(_TYPE) if name.startswith(_TYPE) else f"{amount:g} {name}" for name, amount in wanted.items()
+    )
+    return f"no node of region {region} has {amounts}"
+
+
+def description_of(said: Mapping[str, Any], queue_seconds: float) -> Description:
+    """A supervisor's word, as it came over the wire."""
+    queued = float(said.get("queued_s") or 0.0)
+    if queued > queue_seconds:
+        message = f"waited {queued:.0f} s in the cluster's queue for what it takes"
+        return Description(Phase.FAILED, code="no_capacity", message=message)
+    address = said.get("address")
+    return Description(
+        Phase(said["phase"]),
+        address=Address(str(address["host"]), int(address["port"])) if address else None,
+        startup_ms=said.get("startup_ms"),
+        phases=said.get("phases") or {},
+        code=said.get("code"),
+        message=said.get("message") or "",
+    )
+
+
+def _in(spot: Spot, nodes: Iterable[Node]) -> Iterable[Node]:
+    return (node for node in nodes if node.labels.get(spot.label) == spot.value)

@@ -1,0 +1,223 @@
+"""`python -m control_plane.providers.ray_driver ADDRESS NAMESPACE`: the process that speaks to one Ray cluster.
+
+The only place that imports ray. A process holds one cluster at most, and Ray ends the process when its node goes; here
+that is a child of the control plane, which starts another. Calls come as JSON lines on stdin and are answered on
+stdout, each by its `id`; when stdin ends, so does this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+import ray
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
+from ray.experimental import internal_kv as kv
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from control_plane.domain import Phase
+from control_plane.providers.ray_replica import ENDED, LIVE, STARTED, RayReplica
+
+_AT_ONCE = 16
+_ANSWER_SECONDS = 5.0
+_BEING_MADE_SECONDS = 5.0
+_HUNG_SECONDS = 15.0
+_ENDED_KEPT = 4096
+Json = dict[str, Any]
+
+
+class Driver:
+    """The verbs, on marks and actors of `namespace`. Each is safe to repeat and may run in any thread."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._ended = 0
+
+    def nodes(self) -> list[Json]:
+        """Labels and resources of the nodes that are alive."""
+        return [{"labels": n["Labels"], "resources": n["Resources"]} for n in ray.nodes() if n["Alive"]]
+
+    def known(self, replica_id: str) -> bool:
+        """Whether it runs, ran or has ended: then it isn't started."""
+        return self._has(ENDED, replica_id) or self._has(STARTED, replica_id) or self._actor(replica_id) is not None
+
+    def ensure(self, replica_id: str, order: str, resources: dict[str, float], selector: dict[str, str]) -> None:
+        if self.known(replica_id):
+            return
+        self._put(LIVE, replica_id)
+        options: Json = {
+            "name": replica_id,
+            "namespace": self._namespace,
+            "lifetime": "detached",
+            "max_restarts": 0,
+            "num_cpus": resources.get("CPU", 0),
+            "num_gpus": resources.get("GPU", 0),
+            "resources": {name: value for name, value in resources.items() if name not in ("CPU", "GPU")},
+        }
+        if resources.get("GPU", 0) > 1:
+            group = self._group(replica_id, resources, selector)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        else:
+            options["label_selector"] = selector
+        try:
+            ray.remote(RayReplica).options(**options).remote(order)
+        except ValueError:
+            if self._actor(replica_id) is None:
+                raise
+
+    def describe(self, replica_id: str) -> Json:
+        actor = self._actor(replica_id)
+        if actor is None:
+            return self._without_actor(replica_id)
+        if not self._has(STARTED, replica_id):
+            return {"phase": Phase.STARTING, "queued_s": self._since(LIVE, replica_id)}
+        try:
+            return dict(ray.get(actor.describe.remote(), timeout=_ANSWER_SECONDS))
+        except RayActorError:
+            return self._without_actor(replica_id)
+
+    def list_owned(self) -> list[str]:
+        found = kv._internal_kv_list(LIVE, namespace=self._namespace)
+        return sorted({key.decode().removeprefix(LIVE) for key in found} | set(ray.util.list_named_actors()))
+
+    def terminate(self, replica_id: str) -> None:
+        if not self._has(ENDED, replica_id):
+            self._put(ENDED, replica_id)
+            self._forget_old()
+        actor = self._actor(replica_id)
+        if actor is not None:
+            if self._has(STARTED, replica_id) and not self._ends(actor, replica_id):
+                return
+            ray.kill(actor)
+        with suppress(ValueError):  # most have none
+            remove_placement_group(get_placement_group(self._group_name(replica_id)))
+        for mark in (LIVE, STARTED):
+            kv._internal_kv_del(mark + replica_id, namespace=self._namespace)
+
+    def equip(self, replica_id: str, pair: str) -> None:
+        actor = self._actor(replica_id)
+        if actor is not None:
+            ray.get(actor.equip.remote(pair), timeout=_ANSWER_SECONDS)
+
+    def logs(self, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int]:
+        actor = self._actor(replica_id)
+        if actor is None or not self._has(STARTED, replica_id):
+            return [], 0
+        said, position = ray.get(actor.logs.remote(lines, after), timeout=_ANSWER_SECONDS)
+        return said, position
+
+    def _without_actor(self, replica_id: str) -> Json:
+        if self._has(ENDED, replica_id) or not self._has(LIVE, replica_id):
+            return {"phase": Phase.ABSENT}
+        if self._has(STARTED, replica_id):
+            return {"phase": Phase.EXITED, "code": "replica_lost", "message": "its node or its supervisor is gone"}
+        if self._since(LIVE, replica_id) < _BEING_MADE_SECONDS:
+            return {"phase": Phase.STARTING}
+        message = "no supervisor could be started on a node: the same ingle must be installed there"
+        return {"phase": Phase.FAILED, "code": "start_failed", "message": message}
+
+    def _ends(self, actor: Any, replica_id: str) -> bool:
+        """Whether its actor says that nothing is left, or is dead, or has been silent for too long."""
+        try:
+            return bool(ray.get(actor.terminate.remote(), timeout=_ANSWER_SECONDS))
+        except RayActorError:
+            return True
+        except GetTimeoutError:
+            return self._since(ENDED, replica_id) > _HUNG_SECONDS
+
+    def _group(self, replica_id: str, resources: dict[str, float], selector: dict[str, str]) -> Any:
+        """All of it on one node at once, or not at all."""
+        name = self._group_name(replica_id)
+        try:
+            return get_placement_group(name)
+        except ValueError:
+            return placement_group(
+                [resources], "STRICT_PACK", name=name, lifetime="detached", bundle_label_selector=[selector]
+            )
+
+    def _group_name(self, replica_id: str) -> str:
+        return f"{self._namespace}-{replica_id}"
+
+    def _actor(self, replica_id: str) -> Any | None:
+        try:
+            return ray.get_actor(replica_id, namespace=self._namespace)
+        except ValueError:
+            return None
+
+    def _put(self, mark: str, replica_id: str) -> None:
+        kv._internal_kv_put(mark + replica_id, str(time.time()), namespace=self._namespace)
+
+    def _has(self, mark: str, replica_id: str) -> bool:
+        return bool(kv._internal_kv_exists(mark + replica_id, namespace=self._namespace))
+
+    def _since(self, mark: str, replica_id: str) -> float:
+        """Seconds since the mark was made; 0 where there is none."""
+        made = kv._internal_kv_get(mark + replica_id, namespace=self._namespace)
+        return time.time() - float(made) if made else 0.0
+
+    def _forget_old(self) -> None:
+        """Keep the number of marks bounded: an id that ended long ago isn't asked for again."""
+        self._ended += 1
+        if self._ended % (_ENDED_KEPT // 4) != 1:
+            return
+        found = kv._internal_kv_list(ENDED, namespace=self._namespace)
+        if len(found) <= _ENDED_KEPT:
+            return
+        made = {key: float(kv._internal_kv_get(key, namespace=self._namespace) or 0) for key in found}
+        for key in sorted(found, key=made.__getitem__)[: len(found) - _ENDED_KEPT]:
+            kv._internal_kv_del(key, namespace=self._namespace)
+
+
+def answer(verb: Callable[..., Any], arguments: Json) -> Json:
+    """The verb's result, or what went wrong as `code` and `message`."""
+    try:
+        return {"result": verb(**arguments)}
+    except ActorUnschedulableError as error:
+        return {"code": "no_capacity", "message": str(error)[:500]}
+    except GetTimeoutError:
+        return {"code": "replica_unreachable", "message": "its supervisor doesn't answer"}
+    except (RayError, ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
+        return {"code": "cluster_error", "message": f"{type(error).__name__}: {error}"[:500]}
+
+
+def main() -> None:
+    address, namespace = sys.argv[1:3]
+    # What Ray or anything else prints must not get among the answers.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    ray.init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
+    driver = Driver(namespace)
+    verbs = {
+        name: getattr(driver, name) for name in ("nodes", "known", "ensure", "describe", "list_owned", "terminate")
+    }
+    verbs |= {"equip": driver.equip, "logs": driver.logs}
+    _say(answers, {"id": 0, "result": "connected"})
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for line in sys.stdin.buffer:
+            call = json.loads(line)
+            pool.submit(_serve, answers, call["id"], verbs[call["verb"]], call["arguments"])
+        os._exit(0)
+
+
+_writing = threading.Lock()
+
+
+def _serve(answers: BinaryIO, number: int, verb: Callable[..., Any], arguments: Json) -> None:
+    _say(answers, {"id": number, **answer(verb, arguments)})
+
+
+def _say(answers: BinaryIO, entry: Json) -> None:
+    with _writing:
+        answers.write(json.dumps(entry).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

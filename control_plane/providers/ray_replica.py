@@ -1,0 +1,137 @@
+"""A replica in a Ray cluster: an actor that supervises the engine's processes on its node, as the local provider does.
+
+Marks in the cluster's key-value store say how far a replica is, and outlive its actor, whose name is free again once
+it died: `live/ID` from before it is asked for until it is gone, `started/ID` once a process may run, `ended/ID` for
+good. Only whoever makes `started/ID` starts anything, so that an id is started at most once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from control_plane.domain import Phase, ReplicaSpec
+from control_plane.errors import ProviderError
+from control_plane.providers.local import LocalProvider
+from control_plane.providers.processes import MARK, marked
+from control_plane.security.files import private_folder, write_private
+from control_plane.security.mesh import PLAIN, Link
+
+PYTHON = "{python}"
+"""In a command: the node's own interpreter."""
+LIVE, STARTED, ENDED = "live/", "started/", "ended/"
+_STALE_SECONDS = 3600.0
+_WATCH_SECONDS = 30.0
+
+
+class _OneToken:
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def replica_token(self, replica_id: str) -> str:
+        return self._token
+
+
+class _Delivered:
+    """The certificate that the control plane sent: its authority's key never leaves the control plane."""
+
+    link: Link = PLAIN
+
+    def __init__(self, folder: Path, pair: str, authority: str) -> None:
+        self.ca_file = folder / "authority.pem"
+        write_private(self.ca_file, authority.encode())
+        self.pair = pair
+
+    def equip(self, replica_id: str, host: str, path: Path) -> None:
+        pem = self.pair.encode()
+        if not path.exists() or path.read_bytes() != pem:
+            write_private(path, pem)
+
+    def forget(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+class RayReplica:
+    """The actor. `order` is JSON, as the provider makes it; `grace` in it is in seconds."""
+
+    def __init__(self, order: str) -> None:
+        asked: dict[str, Any] = json.loads(order)
+        spec = ReplicaSpec(**asked["spec"] | {"engine_args": tuple(asked["spec"]["engine_args"])})
+        self._id = spec.replica_id
+        self._loop = asyncio.new_event_loop()
+        self._fault: ProviderError | None = None
+        self._mesh: _Delivered | None = None
+        self._local: LocalProvider | None = None
+        try:
+            if not self._claim(asked["namespace"]):
+                raise ProviderError("the replica was started before, or has ended", code="replica_lost")
+            self._local = self._supervisor(asked, spec.region)
+            watch = [sys.executable, "-m", "control_plane.providers.deadman", str(os.getpid()), self._id]
+            subprocess.run(watch, check=True, timeout=_WATCH_SECONDS, stdin=subprocess.DEVNULL)
+            self._loop.run_until_complete(self._local.ensure(spec))
+        except ProviderError as error:
+            self._fault = error
+        except (OSError, subprocess.SubprocessError) as error:
+            self._fault = ProviderError(f"its node can't supervise it: {error}", code="spawn_failed")
+
+    def describe(self) -> dict[str, Any]:
+        """`Description` as plain values."""
+        if self._local is None or self._fault is not None:
+            fault = self._fault
+            return {"phase": Phase.FAILED, "code": fault and fault.code, "message": fault.message if fault else ""}
+        return asdict(self._loop.run_until_complete(self._local.describe(self._id)))
+
+    def terminate(self) -> bool:
+        """Begin or go on to end it. Returns whether nothing of it is left."""
+        if self._local is not None:
+            self._loop.run_until_complete(self._local.terminate(self._id))
+        return not marked(MARK, self._id)
+
+    def equip(self, pair: str) -> None:
+        """Take up a renewed certificate; `describe` hands it to the replica."""
+        if self._mesh is not None:
+            self._mesh.pair = pair
+
+    def logs(self, lines: int, after: int | None) -> tuple[list[str], int]:
+        return self._local.logs(self._id, lines, after) if self._local is not None else ([], 0)
+
+    def _claim(self, namespace: str) -> bool:
+        """Whether this actor is the one that may start it. The order matters: `terminate` marks its end, then looks."""
+        from ray.experimental.internal_kv import _internal_kv_exists, _internal_kv_put
+
+        existed = _internal_kv_put(STARTED + self._id, str(time.time()), overwrite=False, namespace=namespace)
+        return not existed and not _internal_kv_exists(ENDED + self._id, namespace=namespace)
+
+    def _supervisor(self, asked: dict[str, Any], region: str) -> LocalProvider:
+        import ray
+
+        home = Path(asked["home"] or Path.home() / ".ingle" / "node").expanduser() / asked["namespace"]
+        folder = private_folder(home / "replicas" / self._id)
+        _forget_lost(home / "replicas")
+        if asked["pair"]:
+            self._mesh = _Delivered(folder, asked["pair"], asked["authority"])
+        return LocalProvider(
+            home,
+            _OneToken(asked["token"]),
+            regions=[region],
+            command=[sys.executable if word == PYTHON else word for word in asked["command"]],
+            terminate_grace=asked["grace"],
+            log_bytes=asked["log_bytes"],
+            mesh=self._mesh,
+            host=ray.util.get_node_ip_address(),
+        )
+
+
+def _forget_lost(folders: Path) -> None:
+    """Mark as ended what actors that were killed left long ago, so that their folders go in turn."""
+    for folder in folders.iterdir():
+        lost = time.time() - folder.stat().st_mtime > _STALE_SECONDS and not (folder / "ended").exists()
+        if lost and not marked(MARK, folder.name):
+            write_private(folder / "ended", b"")

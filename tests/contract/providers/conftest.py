@@ -1,0 +1,93 @@
+"""The grounds that providers are tried on: each has region `eu-1`, where the test replica can be started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from control_plane.providers.base import Provider
+from control_plane.providers.local import LocalProvider
+from control_plane.providers.processes import MARK, marked
+from control_plane.providers.ray import RayProvider, Spot
+from control_plane.providers.ray_link import RayLink
+from control_plane.security.secret import load_secret
+from tests.contract.providers.clusters import Cluster, ray_cluster
+from tests.control_plane.harness import REPLICA
+
+COMMAND = (sys.executable, str(REPLICA))
+GRACE = 3.0
+LOG_BYTES = 8192
+
+
+@dataclass
+class Ground:
+    """`make` gives another provider on the same state, as a control plane that starts anew has it."""
+
+    home: Path
+    make: Callable[..., Provider]
+    started: set[str]
+
+    def token(self, replica_id: str) -> str:
+        return load_secret(self.home).replica_token(replica_id)
+
+    def processes(self, replica_id: str) -> list[int]:
+        self.started.add(replica_id)
+        return marked(MARK, replica_id)
+
+    def log_sizes(self) -> list[int]:
+        return [path.stat().st_size for path in self.home.rglob("*.log*")]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes in eu-1, one of them with two accelerators, and one in me-1."""
+    with ray_cluster() as made:
+        made.add("--num-cpus", "8", "--labels", "region=eu-1")
+        accelerators = ["--num-gpus", "2", "--resources", '{"accelerator_type:H100": 1}']
+        made.add("--num-cpus", "8", "--labels", "region=eu-1", *accelerators)
+        made.add("--num-cpus", "8", "--labels", "region=me-1")
+        yield made
+
+
+@pytest.fixture(params=["local", "ray"])
+async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
+    secret = load_secret(tmp_path)
+    links: list[RayLink] = []
+
+    def local(command: Sequence[str] = COMMAND, grace: float = GRACE) -> LocalProvider:
+        return LocalProvider(
+            tmp_path, secret, regions=["eu-1"], command=command, terminate_grace=grace, log_bytes=LOG_BYTES
+        )
+
+    def on_ray(command: Sequence[str] = COMMAND, grace: float = GRACE) -> RayProvider:
+        found: Cluster = request.getfixturevalue("cluster")
+        namespace = f"ingle-{tmp_path.parent.name}-{tmp_path.name}"
+        links.append(RayLink(found.address, namespace, found.token_file))
+        return RayProvider(
+            links[-1],
+            secret,
+            namespace=namespace,
+            home=tmp_path,
+            node_home=str(tmp_path),
+            spots={"eu-1": Spot("region", "eu-1", 1.0, 30.0), "nowhere": Spot("region", "nowhere", 1.0, 30.0)},
+            command=command,
+            terminate_grace=grace,
+            log_bytes=LOG_BYTES,
+        )
+
+    makers: dict[str, Callable[..., Provider]] = {"local": local, "ray": on_ray}
+    made = Ground(tmp_path, makers[request.param], set())
+    yield made
+    for link in links:
+        await link.close()
+    for path in tmp_path.rglob("replicas/*"):
+        made.started.add(path.name)
+    for replica_id in made.started:
+        for pid in marked(MARK, replica_id):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,202 @@
+"""What every provider keeps, whatever it runs replicas on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from control_plane.domain import Description, Phase, ReplicaSpec
+from control_plane.errors import ProviderRefused
+from control_plane.providers.base import Provider
+from control_plane.providers.processes import start_time
+from tests.contract.providers.conftest import LOG_BYTES, Ground
+
+
+def spec(replica_id: str, model: str = "fast", *, region: str = "eu-1", gpu: str | None = None) -> ReplicaSpec:
+    return ReplicaSpec(replica_id, "chat", region, model, gpu=gpu)
+
+
+async def becomes(provider: Provider, replica_id: str, phase: Phase) -> Description:
+    async with asyncio.timeout(40):
+        while (found := await provider.describe(replica_id)).phase is not phase:
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def gone(provider: Provider, replica_id: str) -> None:
+    async with asyncio.timeout(40):
+        while (await provider.describe(replica_id)).phase is not Phase.ABSENT:
+            await provider.terminate(replica_id)
+            await asyncio.sleep(0.05)
+
+
+async def test_it_offers_what_it_can_start(ground: Ground) -> None:
+    offers = await ground.make().offers()
+    assert ("eu-1", "cpu") in {(offer.region, offer.accelerator) for offer in offers}
+    assert all(offer.max_per_replica >= 1 for offer in offers)
+
+
+async def test_a_replica_starts_answers_drains_and_goes(ground: Ground) -> None:
+    provider = ground.make()
+    await provider.ensure(spec("rep_a"))
+    running = await becomes(provider, "rep_a", Phase.RUNNING)
+    assert running.phases.keys() == {"load"}
+    assert running.startup_ms is not None
+    assert await provider.list_owned() == ["rep_a"]
+    url = f"http://{running.address}/v1/chat/completions"
+    headers = {"Authorization": f"Bearer {ground.token('rep_a')}"}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url, json=body) as response:
+            assert response.status == 401
+        async with session.post(url, json=body, headers=headers) as response:
+            assert response.status == 200
+        await provider.drain("rep_a")
+        async with session.post(url, json=body, headers=headers) as response:
+            assert response.status == 503
+    await gone(provider, "rep_a")
+    assert ground.processes("rep_a") == []
+    assert await provider.list_owned() == []
+    await provider.terminate("rep_a")
+    await provider.ensure(spec("rep_a"))  # an id is started once, ever
+    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
+    assert ground.processes("rep_a") == []
+
+
+async def test_one_that_never_was_is_absent_and_may_be_drained_and_terminated(ground: Ground) -> None:
+    provider = ground.make()
+    assert (await provider.describe("rep_none")).phase is Phase.ABSENT
+    await provider.drain("rep_none")
+    await provider.terminate("rep_none")
+    assert await provider.list_owned() == []
+    await provider.ensure(spec("rep_none"))  # a late call of a controller that lost its lease
+    assert (await provider.describe("rep_none")).phase is Phase.ABSENT
+    assert ground.processes("rep_none") == []
+
+
+async def test_ensure_starts_one_however_often_and_by_whomever(ground: Ground) -> None:
+    providers = [ground.make(), ground.make()]
+    await asyncio.gather(*(provider.ensure(spec("rep_a")) for provider in providers * 4))
+    found = await asyncio.gather(*(becomes(provider, "rep_a", Phase.RUNNING) for provider in providers))
+    assert found[0] == found[1]
+    await providers[0].ensure(spec("rep_a"))
+    assert len(ground.processes("rep_a")) == 1
+
+
+async def test_a_call_whose_answer_was_lost_is_repeated_without_harm(ground: Ground) -> None:
+    provider = ground.make()
+    lost = asyncio.create_task(provider.ensure(spec("rep_a")))
+    done, _ = await asyncio.wait([lost], timeout=0.05)
+    if not done:
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+    later = ground.make()
+    await later.ensure(spec("rep_a"))
+    await becomes(later, "rep_a", Phase.RUNNING)
+    assert len(ground.processes("rep_a")) == 1
+    ending = asyncio.create_task(later.terminate("rep_a"))
+    await asyncio.wait([ending], timeout=0.01)
+    ending.cancel()
+    await asyncio.gather(ending, return_exceptions=True)
+    await gone(ground.make(), "rep_a")
+    assert ground.processes("rep_a") == []
+
+
+async def test_a_control_plane_that_starts_anew_finds_replicas_again(ground: Ground) -> None:
+    first = ground.make()
+    await first.ensure(spec("rep_a", "child"))
+    before = await becomes(first, "rep_a", Phase.RUNNING)
+    later = ground.make()
+    assert await later.list_owned() == ["rep_a"]
+    assert await later.describe("rep_a") == before
+    assert len(ground.processes("rep_a")) == 2
+    await gone(later, "rep_a")
+    assert ground.processes("rep_a") == []  # its child too
+
+
+async def test_what_cannot_be_started_is_refused_with_its_code(ground: Ground) -> None:
+    provider = ground.make()
+    with pytest.raises(ProviderRefused, match="moon-1") as refused:
+        await provider.ensure(spec("rep_a", region="moon-1"))
+    assert (refused.value.code, refused.value.permanent) == ("unknown_region", True)
+    with pytest.raises(ProviderRefused, match="H999") as refused:
+        await provider.ensure(spec("rep_a", gpu="H999"))
+    assert refused.value.code in ("accelerator_not_offered", "no_capacity")
+    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
+    assert await provider.list_owned() == []
+
+
+async def test_a_failed_start_says_why(ground: Ground) -> None:
+    provider = ground.make()
+    await provider.ensure(spec("rep_a", "bad"))
+    failed = await becomes(provider, "rep_a", Phase.FAILED)
+    assert failed.code == "model_not_found"
+    assert "name one that exists" in failed.message
+    assert await provider.list_owned() == ["rep_a"]
+    await gone(provider, "rep_a")
+
+
+async def test_a_leader_that_dies_is_seen_and_its_children_go_too(ground: Ground) -> None:
+    provider = ground.make()
+    await provider.ensure(spec("rep_a", "child"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    leader, child = sorted(ground.processes("rep_a"))
+    os.kill(leader, signal.SIGKILL)
+    exited = await becomes(provider, "rep_a", Phase.EXITED)
+    assert exited.code == "replica_exited"
+    assert "signal 9" in exited.message
+    assert start_time(child) is not None
+    assert await provider.list_owned() == ["rep_a"]
+    await gone(provider, "rep_a")
+    assert start_time(child) is None
+
+
+async def test_one_that_ignores_sigterm_is_killed_after_its_grace(ground: Ground) -> None:
+    stubborn = (
+        "import json, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(json.dumps({'event': 'ready', 'host': '127.0.0.1', 'port': 9}), flush=True); time.sleep(600)"
+    )
+    provider = ground.make((sys.executable, "-c", stubborn), grace=0.3)
+    await provider.ensure(spec("rep_a"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    await provider.terminate("rep_a")
+    await gone(provider, "rep_a")
+    assert ground.processes("rep_a") == []
+
+
+async def test_logs_are_bounded(ground: Ground) -> None:
+    chatty = (
+        "import json, sys, time\n"
+        "print(json.dumps({'event': 'ready', 'host': '127.0.0.1', 'port': 9}), flush=True)\n"
+        "for n in range(10**9):\n"
+        "    print(f'line {n}', file=sys.stderr, flush=True); time.sleep(0.001)\n"
+    )
+    provider = ground.make((sys.executable, "-c", chatty))
+    await provider.ensure(spec("rep_a"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    async with asyncio.timeout(30):
+        while not list(ground.home.rglob("stderr.log.1")):
+            await becomes(provider, "rep_a", Phase.RUNNING)
+    await provider.describe("rep_a")
+    assert sum(ground.log_sizes()) < 2 * LOG_BYTES
+    await gone(provider, "rep_a")
+
+
+async def test_secrets_of_the_control_plane_do_not_reach_a_replica(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGLE_DATABASE_URL", "postgresql+psycopg://u:canary@h/d")
+    provider = ground.make()
+    await provider.ensure(spec("rep_a"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    (pid,) = ground.processes("rep_a")
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"canary" not in environment
+    assert b"RAY_AUTH" not in environment
+    assert b"INGLE_REGION=eu-1" in environment
