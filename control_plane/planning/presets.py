@@ -36,7 +36,7 @@ def resolve(preset: str | None, engine_args: Iterable[str]) -> tuple[str, ...]:
 
 
 def setting(engine_args: Iterable[str], flag: str) -> str | None:
-    """The value that `flag`, such as `--precision`, has: written `--flag=value` or `--flag value`; the last one counts."""
+    """What `flag`, such as `--precision`, is set to, by `--flag=value` or `--flag value`; the last one counts."""
     found = None
     arguments = list(engine_args)
     for place, argument in enumerate(arguments):
