@@ -43,8 +43,7 @@ from control_plane.listener import TlsListener
 from control_plane.observe.exporter import Exporter
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
-from control_plane.providers.base import Provider
-from control_plane.providers.local import LocalProvider
+from control_plane.providers.catalogue import Providers, open_providers
 from control_plane.reconciler.loop import Reconciler, owner_name
 from control_plane.reconciler.stop import end_all
 from control_plane.security.acme import AcmeClient
@@ -80,17 +79,13 @@ class Platform:
     store: Store
     authority: CertificateAuthority
     tracing: Tracing
-    provider: LocalProvider
+    providers: Providers
     mesh: Mesh | None
 
     @property
     def link(self) -> Link:
         """How replicas are reached."""
         return self.mesh.link if self.mesh else PLAIN
-
-    def providers(self) -> dict[str, Provider]:
-        """By region."""
-        return {region.name: self.provider for region in self.settings.regions}
 
 
 @dataclass(frozen=True)
@@ -117,22 +112,13 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
         event("store_unavailable", level=logging.WARNING, reason=error.message)
     authority = CertificateAuthority(settings.home, settings.certificate_days, keyring)
     mesh = Mesh(authority, settings.replica_certificate_seconds) if settings.replica_tls else None
-    provider = LocalProvider(
-        settings.home,
-        secret,
-        regions=[region.name for region in settings.regions],
-        command=settings.replica_command,
-        terminate_grace=settings.timing.terminate_grace,
-        log_bytes=settings.replica_log_bytes,
-        mesh=mesh,
-    )
     return Platform(
         settings=settings,
         secret=secret,
         store=Store(settings.store_url),
         authority=authority,
         tracing=Tracing("ingle"),
-        provider=provider,
+        providers=open_providers(settings, secret, mesh),
         mesh=mesh,
     )
 
@@ -165,12 +151,13 @@ async def serve(
         platform = await open_platform(settings, migrate=migrate, without_store=set(roles) == {Role.GATEWAY})
         stack.push_async_callback(platform.store.close)
         stack.callback(platform.tracing.close)
+        stack.push_async_callback(platform.providers.close)
         loops: list[Loop] = [platform.mesh.run] if platform.mesh else []
         relaxed = _relaxed(settings.timing) if set(Role) <= set(roles) else settings.timing
         gateway_urls: dict[str, str] = {}
         if Role.CONTROLLER in roles and end_replicas:
             grace = settings.timing.terminate_grace + settings.timing.stop_grace
-            stack.push_async_callback(end_all, platform.store, platform.providers(), within=grace)
+            stack.push_async_callback(end_all, platform.store, platform.providers.by_region, within=grace)
         if Role.CONTROLLER in roles:
             loops += _controller(platform, relaxed, gateway_urls)
         # Pushed after what they depend on, so that on the way out tenants are let go first.
@@ -207,7 +194,12 @@ def _controller(platform: Platform, relaxed: Timing, gateway_urls: dict[str, str
     timing = platform.settings.timing
     owner = owner_name()
     reconciler = Reconciler(
-        platform.store, platform.providers(), timing, owner=owner, link=platform.link, tracing=platform.tracing
+        platform.store,
+        platform.providers.by_region,
+        timing,
+        owner=owner,
+        link=platform.link,
+        tracing=platform.tracing,
     )
     loops: list[Loop] = [reconciler.run, Autoscaler(platform.store, relaxed).run]
     alerts = platform.settings.alerts
@@ -285,12 +277,12 @@ async def _acme(
 
 async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loop]]:
     settings = platform.settings
-    places = Places(settings)
+    places = Places(settings, platform.providers.offers)
     signer = AuditSigner(platform.secret)
     live = LiveOperations(platform.store, platform.secret, platform.link)
     trials = Trials(platform.store, platform.secret, places, signer.seal, platform.authority.ca_file)
     operations = [
-        *EndpointOperations(platform.store, places, platform.provider.logs).table(),
+        *EndpointOperations(platform.store, places, platform.providers.logs).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
         *live.table(),

@@ -81,11 +81,40 @@ class KeyringSettings(_Section):
     endpoint_url: str | None = None
 
 
+_LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,250}[A-Za-z0-9])?$"
+_LABEL_VALUE = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+
+
+class RaySettings(_Section):
+    """The Ray cluster that a region's replicas run in, and which of its nodes are the region's.
+
+    The control plane's machine must be a node of the cluster, if only one without resources.
+    """
+
+    address: HostPort
+    """Of the cluster's head."""
+    token_file: Path
+    """Holds the cluster's authentication token: its nodes were started with RAY_AUTH_MODE=token."""
+    label: str = Field("region", pattern=_LABEL)
+    value: str | None = Field(None, pattern=_LABEL_VALUE)
+    """Of the label of the region's nodes; the region's name where nothing is said."""
+    cpus: float = Field(1.0, gt=0, le=1024)
+    """What a replica takes of its node's CPUs."""
+    queue_seconds: Seconds = 60.0
+    """How long a replica may wait in the cluster's queue before that counts as no capacity."""
+    node_home: str | None = None
+    """A folder of each node, for its replicas' logs; `~/.ingle/node` where nothing is said."""
+
+
 class RegionSettings(_Section):
     """A region: where its replicas run and where its gateway listens."""
 
     name: Annotated[str, AfterValidator(_name)]
-    provider: Literal["local"] = "local"
+    jurisdiction: str | None = Field(None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
+    """Whose law holds there: an ISO 3166 code, such as DE or AE-DU, or EU."""
+    provider: Literal["local", "ray"] = "local"
+    ray: RaySettings | None = None
+    """Of a region whose provider is ray."""
     gateway: HostPort | None = None
     """Defaults to the first region's address with the next ports."""
     public_url: str | None = None
@@ -102,6 +131,12 @@ class RegionSettings(_Section):
             raise ValueError("certificate and key: both or neither")
         if self.certificate is not None and self.acme is not None:
             raise ValueError("certificate or acme, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _provided(self) -> RegionSettings:
+        if (self.provider == "ray") != (self.ray is not None):
+            raise ValueError("ray: its settings are needed where provider is ray, and only there")
         return self
 
 
@@ -238,6 +273,13 @@ class Settings(_Section):
     alerts: AlertSettings = AlertSettings()
     limits: Limits = Limits()
     timing: Timing = Timing()
+
+    @model_validator(mode="after")
+    def _private(self) -> Settings:
+        far = [region.name for region in self.regions if region.provider != "local"]
+        if far and not self.replica_tls:
+            raise ValueError(f"replica_tls must be true: replicas of {', '.join(far)} are on other machines")
+        return self
 
     def region(self, name: str) -> RegionSettings | None:
         return next((region for region in self.regions if region.name == name), None)

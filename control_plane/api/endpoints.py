@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,8 +18,8 @@ from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 
 _MAY_BE_NULL = frozenset({"gpu", *schemas.Limits.model_fields})
-LogReader = Callable[[str, int, int | None], tuple[list[str], int]]
-"""Replica id, most lines, position after which → lines that it logged, and the next position."""
+LogReader = Callable[[str, str, int, int | None], Awaitable[tuple[list[str], int]]]
+"""Region, replica id, most lines, position after which → lines that it logged, and the next position."""
 _FOLLOWED = 20
 """Of an endpoint's newest replicas, at once."""
 
@@ -174,7 +173,7 @@ class EndpointOperations:
         for replica in reversed(recent):
             # one that began since the last answer is told from its first line
             after = known.get(replica.id, 0) if known else None
-            said, positions[replica.id] = await asyncio.to_thread(self._read_logs, replica.id, lines, after)
+            said, positions[replica.id] = await self._read_logs(replica.region, replica.id, lines, after)
             if said or not known:
                 safe = [redact(line) for line in said]
                 items.append(schemas.Logs(replica=replica.id, state=replica.state, lines=safe))

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.config import Settings
-from control_plane.errors import Unprocessable
+from control_plane.domain import Offer
+from control_plane.errors import IngleError, Unprocessable
 from control_plane.store import traffic
+
+_LOOK_SECONDS = 5.0
+_FRESH_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a region's provider said when asked last. `accelerators` has the most of each that a replica may have."""
+
+    reachable: bool
+    trouble: str | None = None
+    accelerators: Mapping[str, int] = field(default_factory=dict)
 
 
 class Places:
-    def __init__(self, settings: Settings) -> None:
+    """`offers` is the providers', handed in: the API knows no provider."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        offers: Callable[[str], Awaitable[Sequence[Offer]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
+        self._offers = offers
+        self._clock = clock
+        self._seen: dict[str, tuple[float, Sight]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -22,6 +49,32 @@ class Places:
     def provider(self, region: str) -> str:
         found = self._settings.region(region)
         return found.provider if found else ""
+
+    def jurisdiction(self, region: str) -> str | None:
+        found = self._settings.region(region)
+        return found.jurisdiction if found else None
+
+    async def look(self, region: str) -> Sight:
+        """Ask the region's provider what it offers; within bounds, and not again and again."""
+        at, sight = self._seen.get(region, (float("-inf"), Sight(False)))
+        if self._clock() - at > _FRESH_SECONDS:
+            sight = await self._ask(region)
+            self._seen[region] = (self._clock(), sight)
+        return sight
+
+    async def _ask(self, region: str) -> Sight:
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                offers = await self._offers(region)
+        except TimeoutError:
+            return Sight(False, f"no answer in {_LOOK_SECONDS:g} s")
+        except IngleError as error:
+            return Sight(False, error.message)
+        return Sight(
+            True,
+            None if offers else "it has nothing that a replica could run on",
+            {offer.accelerator: offer.max_per_replica for offer in offers},
+        )
 
     def require(self, region: str) -> None:
         """Raises Unprocessable unless there is such a region: nothing falls back to another one."""

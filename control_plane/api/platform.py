@@ -77,15 +77,20 @@ class PlatformOperations:
             counts: dict[str, int] = {}
             for endpoint in await endpoints.list_endpoints(session):
                 counts[endpoint.region] = counts.get(endpoint.region, 0) + 1
+        sights = await asyncio.gather(*(self._places.look(name) for name in self._places.names))
         return [
             schemas.Region(
                 name=name,
+                jurisdiction=self._places.jurisdiction(name),
                 provider=self._places.provider(name),
+                reachable=sight.reachable,
+                trouble=sight.trouble,
+                accelerators=dict(sight.accelerators),
                 url=urls[name],
                 gateway="up" if now - heard.get(name, ("", 0.0))[1] < _GATEWAY_SILENT_SECONDS else "silent",
                 endpoints=counts.get(name, 0),
             )
-            for name in self._places.names
+            for name, sight in zip(self._places.names, sights, strict=True)
         ]
 
     async def certificates(self, call: Call) -> Page:

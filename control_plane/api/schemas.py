@@ -236,7 +236,14 @@ class ColdStart(BaseModel):
 
 class Region(BaseModel):
     name: str
+    jurisdiction: str | None
     provider: str
+    reachable: bool
+    """Whether the provider answered just now."""
+    trouble: str | None
+    """Why it didn't, or why nothing can be started."""
+    accelerators: dict[str, int]
+    """What it offers, and how many of it a replica may have at most."""
     url: str
     gateway: Literal["up", "silent"]
     endpoints: int

@@ -12,14 +12,17 @@ from control_plane.cli.output import show_list, show_one
 region_app = typer.Typer(no_args_is_help=True, help="Regions: where endpoints live and where they answer.")
 cert_app = typer.Typer(no_args_is_help=True, help="Certificates of the private authority.")
 audit_app = typer.Typer(no_args_is_help=True, help="Who changed what.")
+_REGION_COLUMNS = (
+    "name", "jurisdiction", "provider", "reachable", "accelerators", "url", "gateway", "endpoints", "trouble",
+)  # fmt: skip
 _CERT_COLUMNS = ("name", "not_after", "days_left", "names", "serial")
 
 
 @region_app.command("list")
 def list_regions(output: options.Output = options.Format.TABLE, profile: options.ProfileFile = None) -> None:
-    """List regions."""
+    """List regions: whose law holds, what runs there, whether it is reachable now and which accelerators it offers."""
     with options.connect(profile) as client:
-        show_list(client.regions(), ("name", "provider", "url", "gateway", "endpoints"), output)
+        show_list(client.regions(), _REGION_COLUMNS, output)
 
 
 @region_app.command("show")

@@ -97,12 +97,17 @@ class RayProvider:
             raise ProviderRefused(lack, code="no_capacity")
         order = await asyncio.to_thread(self._order, spec)
         await self._cluster.call(
-            "ensure", replica_id=spec.replica_id, order=order, resources=resources, selector=spot.selector
+            "ensure",
+            replica_id=spec.replica_id,
+            order=order,
+            resources=resources,
+            selector=spot.selector,
+            queue_seconds=spot.queue_seconds,
         )
 
     async def describe(self, replica_id: str) -> Description:
         said = await self._cluster.call("describe", replica_id=replica_id)
-        found = description_of(said, max((spot.queue_seconds for spot in self._spots.values()), default=0.0))
+        found = _description(said)
         if found.phase is Phase.RUNNING and self._mesh is not None:
             await self._renew(replica_id)
         return found
@@ -210,12 +215,8 @@ def lack_of(region: str, spot: Spot, wanted: Mapping[str, float], nodes: Iterabl
     return f"no node of region {region} has {amounts}"
 
 
-def description_of(said: Mapping[str, Any], queue_seconds: float) -> Description:
+def _description(said: Mapping[str, Any]) -> Description:
     """A supervisor's word, as it came over the wire."""
-    queued = float(said.get("queued_s") or 0.0)
-    if queued > queue_seconds:
-        message = f"waited {queued:.0f} s in the cluster's queue for what it takes"
-        return Description(Phase.FAILED, code="no_capacity", message=message)
     address = said.get("address")
     return Description(
         Phase(said["phase"]),

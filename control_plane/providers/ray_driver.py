@@ -49,10 +49,13 @@ class Driver:
         """Whether it runs, ran or has ended: then it isn't started."""
         return self._has(ENDED, replica_id) or self._has(STARTED, replica_id) or self._actor(replica_id) is not None
 
-    def ensure(self, replica_id: str, order: str, resources: dict[str, float], selector: dict[str, str]) -> None:
+    def ensure(
+        self, replica_id: str, order: str, resources: dict[str, float], selector: dict[str, str], queue_seconds: float
+    ) -> None:
+        """`queue_seconds` bounds its wait for resources."""
         if self.known(replica_id):
             return
-        self._put(LIVE, replica_id)
+        self._put(LIVE, replica_id, until=time.time() + queue_seconds)
         options: Json = {
             "name": replica_id,
             "namespace": self._namespace,
@@ -78,7 +81,7 @@ class Driver:
         if actor is None:
             return self._without_actor(replica_id)
         if not self._has(STARTED, replica_id):
-            return {"phase": Phase.STARTING, "queued_s": self._since(LIVE, replica_id)}
+            return self._queued(replica_id)
         try:
             return dict(ray.get(actor.describe.remote(), timeout=_ANSWER_SECONDS))
         except RayActorError:
@@ -124,6 +127,14 @@ class Driver:
         message = "no supervisor could be started on a node: the same ingle must be installed there"
         return {"phase": Phase.FAILED, "code": "start_failed", "message": message}
 
+    def _queued(self, replica_id: str) -> Json:
+        mark = self._mark(LIVE, replica_id)
+        if time.time() <= mark.get("until", float("inf")):
+            return {"phase": Phase.STARTING}
+        waited = time.time() - mark["at"]
+        message = f"waited {waited:.0f} s in the cluster's queue: all of its region's nodes are taken"
+        return {"phase": Phase.FAILED, "code": "no_capacity", "message": message}
+
     def _ends(self, actor: Any, replica_id: str) -> bool:
         """Whether its actor says that nothing is left, or is dead, or has been silent for too long."""
         try:
@@ -152,16 +163,21 @@ class Driver:
         except ValueError:
             return None
 
-    def _put(self, mark: str, replica_id: str) -> None:
-        kv._internal_kv_put(mark + replica_id, str(time.time()), namespace=self._namespace)
+    def _put(self, mark: str, replica_id: str, **more: float) -> None:
+        value = json.dumps({"at": time.time(), **more})
+        kv._internal_kv_put(mark + replica_id, value, namespace=self._namespace)
+
+    def _mark(self, mark: str, replica_id: str) -> dict[str, float]:
+        """What a mark says; nothing where there is none."""
+        value = kv._internal_kv_get(mark + replica_id, namespace=self._namespace)
+        return dict(json.loads(value)) if value else {}
 
     def _has(self, mark: str, replica_id: str) -> bool:
         return bool(kv._internal_kv_exists(mark + replica_id, namespace=self._namespace))
 
     def _since(self, mark: str, replica_id: str) -> float:
         """Seconds since the mark was made; 0 where there is none."""
-        made = kv._internal_kv_get(mark + replica_id, namespace=self._namespace)
-        return time.time() - float(made) if made else 0.0
+        return time.time() - self._mark(mark, replica_id).get("at", time.time())
 
     def _forget_old(self) -> None:
         """Keep the number of marks bounded: an id that ended long ago isn't asked for again."""
@@ -171,8 +187,8 @@ class Driver:
         found = kv._internal_kv_list(ENDED, namespace=self._namespace)
         if len(found) <= _ENDED_KEPT:
             return
-        made = {key: float(kv._internal_kv_get(key, namespace=self._namespace) or 0) for key in found}
-        for key in sorted(found, key=made.__getitem__)[: len(found) - _ENDED_KEPT]:
+        since = {key: self._since(ENDED, key.decode().removeprefix(ENDED)) for key in found}
+        for key in sorted(found, key=since.__getitem__)[_ENDED_KEPT:]:
             kv._internal_kv_del(key, namespace=self._namespace)
 
 

@@ -113,8 +113,10 @@ class RayLink:
             pass
         finally:
             self._connecting = None
-            if process is not None and process.returncode is None and not first:
-                process.kill()
+            if process is not None and not first:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
         if process is None or not first:
             self._closed_until = self._clock() + _COOL_DOWN_SECONDS
             event("ray.unreachable", level=logging.WARNING, address=self._address)

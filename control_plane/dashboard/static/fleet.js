@@ -12,7 +12,7 @@ export async function fleet() {
     el("h2", {}, "Fleet"),
     alerts.length ? [el("h3", {}, "Alerts"), alerts] : null,
     regions.map((region) => el("section", { "aria-label": `Region ${region.name}` },
-      el("h3", {}, `${region.name} `, el("small", {}, `${region.provider}, gateway ${region.gateway}`)),
+      el("h3", {}, `${region.name} `, el("small", {}, [region.jurisdiction, region.provider + (region.reachable ? "" : " (not reachable)"), `gateway ${region.gateway}`].filter(Boolean).join(", "))),
       el("div", { class: "grid" }, endpoints.filter((e) => e.region === region.name).map((e) => card(e, now.get(e.name)))),
       endpoints.some((e) => e.region === region.name) ? null : el("p", {}, "No endpoints here."))),
     el("h3", {}, "Create an endpoint"), form,

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +25,12 @@ _STORE_BYTES = 80_000_000
 
 @dataclass
 class Node:
-    """`mark` is in the environment of all that the node starts."""
+    """`mark` is in the environment of all that the node starts; `cache` is its own folder for weights."""
 
     ip: str
     mark: str
+    cache: Path
+    arguments: tuple[str, ...]
 
     def pids(self) -> list[int]:
         return marked(_NODE, self.mark)
@@ -63,8 +65,14 @@ class Cluster:
     def token_file(self) -> Path:
         return self.folder / "token"
 
-    def add(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Node:
-        node = Node(f"{self.network}.{len(self.nodes) + 1}", secrets.token_hex(8))
+    def node(self, region: str) -> Node:
+        """The first node of a region."""
+        return next(node for node in self.nodes if f"region={region}" in node.arguments)
+
+    def add(self, *arguments: str) -> Node:
+        """Start a node, with further arguments of `ray start`; the first one is the head."""
+        number = len(self.nodes) + 1
+        node = Node(f"{self.network}.{number}", secrets.token_hex(8), self.folder / f"cache-{number}", arguments)
         first = [
             "--head",
             "--port",
@@ -85,7 +93,7 @@ class Cluster:
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(self.token_file),
                 _NODE: node.mark,
-                **(environment or {}),
+                "INGLE_CACHE": str(node.cache),
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

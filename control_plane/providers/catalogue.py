@@ -1,0 +1,96 @@
+"""The regions of an installation, and the provider of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from control_plane.config import RaySettings, Settings
+from control_plane.domain import Offer
+from control_plane.errors import ConfigError, IngleError
+from control_plane.providers.base import Provider
+from control_plane.providers.local import LocalProvider
+from control_plane.providers.ray import RayProvider, Spot
+from control_plane.providers.ray_link import RayLink
+from control_plane.security.mesh import Mesh
+from control_plane.security.secret import Secret
+
+
+class Providers:
+    """`by_region` is what a reconciler works with; regions of one cluster or machine share a provider."""
+
+    def __init__(self, by_region: Mapping[str, Provider]) -> None:
+        self.by_region = dict(by_region)
+
+    async def offers(self, region: str) -> Sequence[Offer]:
+        """What the region can start now. Raises ProviderError where that can't be asked."""
+        return [offer for offer in await self.by_region[region].offers() if offer.region == region]
+
+    async def logs(self, region: str, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int]:
+        """What a replica logged and the position to go on after; nothing where its region is gone or silent."""
+        provider = self.by_region.get(region)
+        try:
+            if isinstance(provider, LocalProvider):
+                return await asyncio.to_thread(provider.logs, replica_id, lines, after)
+            if isinstance(provider, RayProvider):
+                return await provider.logs(replica_id, lines, after)
+        except IngleError:
+            pass
+        return [], after or 0
+
+    async def close(self) -> None:
+        """Let go of clusters. Replicas stay."""
+        for provider in set(self.by_region.values()):
+            if isinstance(provider, RayProvider):
+                await provider.close()
+
+
+def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None) -> Providers:
+    """Nothing is connected yet. Raises ConfigError where a region's provider can't be used here."""
+    found: dict[str, Provider] = {}
+    local = [region.name for region in settings.regions if region.ray is None]
+    if local:
+        found |= dict.fromkeys(local, _local(settings, secret, mesh, local))
+    clusters: dict[tuple[object, ...], dict[str, RaySettings]] = {}
+    for region in settings.regions:
+        if region.ray is not None:
+            cluster = (region.ray.address, region.ray.token_file, region.ray.node_home)
+            clusters.setdefault(cluster, {})[region.name] = region.ray
+    for regions in clusters.values():
+        found |= dict.fromkeys(regions, _ray(settings, secret, mesh, regions))
+    return Providers(found)
+
+
+def _local(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Sequence[str]) -> LocalProvider:
+    return LocalProvider(
+        settings.home,
+        secret,
+        regions=regions,
+        command=settings.replica_command,
+        terminate_grace=settings.timing.terminate_grace,
+        log_bytes=settings.replica_log_bytes,
+        mesh=mesh,
+    )
+
+
+def _ray(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping[str, RaySettings]) -> RayProvider:
+    first, cluster = next(iter(regions.items()))
+    if find_spec("ray") is None:
+        raise ConfigError(f"region {first}: ray isn't installed: pip install 'ingle[ray]'", param="regions")
+    if not cluster.token_file.is_file():
+        raise ConfigError(f"region {first}: ray.token_file {cluster.token_file} isn't there", param="regions")
+    # Two installations on one cluster must not take one another's replicas for orphans.
+    namespace = f"ingle-{secret.replica_token('namespace')[:16]}"
+    return RayProvider(
+        RayLink(cluster.address, namespace, cluster.token_file),
+        secret,
+        namespace=namespace,
+        home=settings.home,
+        node_home=cluster.node_home,
+        spots={name: Spot(own.label, own.value or name, own.cpus, own.queue_seconds) for name, own in regions.items()},
+        command=settings.replica_command,
+        terminate_grace=settings.timing.terminate_grace,
+        log_bytes=settings.replica_log_bytes,
+        mesh=mesh,
+    )

@@ -1,0 +1,215 @@
+"""What is Ray's own: placement, lost nodes and supervisors, accelerators, authentication, a driver that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from control_plane.domain import Offer, Phase, ReplicaSpec
+from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.providers.processes import MARK, marked, start_time
+from control_plane.providers.ray import Node, RayProvider, Spot, lack_of, offers_of, resources_of
+from control_plane.providers.ray_link import RayLink
+from control_plane.security.secret import load_secret
+from tests.contract.providers.clusters import Cluster
+from tests.contract.providers.conftest import COMMAND, GRACE, LOG_BYTES
+from tests.contract.providers.test_contract import becomes, gone, spec
+
+EU = Spot("region", "eu-1", 1.0, 30.0)
+NODES = [
+    Node({"region": "eu-1"}, {"CPU": 8.0}),
+    Node({"region": "eu-1"}, {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}),
+    Node({"region": "me-1"}, {"CPU": 0.5, "GPU": 8.0}),
+    Node({}, {"CPU": 64.0, "GPU": 8.0, "accelerator_type:B200": 1.0}),
+]
+Make = Callable[..., RayProvider]
+
+
+@pytest.fixture
+async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
+    """Providers on one namespace, each with a driver of its own. `link` is the provider's."""
+    links: list[RayLink] = []
+    namespace = f"ingle-{secrets.token_hex(6)}"
+
+    def made(spots: dict[str, Spot] | None = None, link: RayLink | None = None) -> RayProvider:
+        links.append(link or RayLink(cluster.address, namespace, cluster.token_file))
+        return RayProvider(
+            links[-1],
+            load_secret(tmp_path),
+            namespace=namespace,
+            home=tmp_path,
+            node_home=str(tmp_path),
+            spots=spots or {"eu-1": EU, "me-1": Spot("region", "me-1", 1.0, 30.0)},
+            command=COMMAND,
+            terminate_grace=GRACE,
+            log_bytes=LOG_BYTES,
+        )
+
+    yield made
+    for link in links:
+        await link.close()
+    for path in tmp_path.rglob("replicas/*"):
+        for pid in marked(MARK, path.name):
+            os.kill(pid, signal.SIGKILL)
+
+
+def gpu_spec(replica_id: str, gpu: str | None, gpus: int = 0) -> ReplicaSpec:
+    return ReplicaSpec(replica_id, "chat", "eu-1", "fast", gpu=gpu, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("region", "value", "offered"),
+    [
+        ("eu-1", "eu-1", {"cpu": 1, "cuda": 4, "H100": 4}),
+        ("me-1", "me-1", {}),  # its node has too little CPU for a replica
+        ("moon-1", "moon-1", {}),
+        ("renamed", "eu-1", {"cpu": 1, "cuda": 4, "H100": 4}),
+    ],
+)
+def test_a_region_offers_what_its_own_nodes_have(region: str, value: str, offered: dict[str, int]) -> None:
+    offers = offers_of(region, Spot("region", value, 1.0, 1.0), NODES)
+    assert offers == [Offer(region, kind, most, 0.0) for kind, most in sorted(offered.items())]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "value", "lack"),
+    [
+        (None, 0, "eu-1", None),
+        ("cpu", 0, "eu-1", None),
+        ("cuda", 4, "eu-1", None),
+        ("H100", 1, "eu-1", None),
+        ("cuda", 5, "eu-1", "no node of region eu-1 has 1 CPU, 5 GPU"),
+        ("B200", 1, "eu-1", "no node of region eu-1 has 1 CPU, 1 GPU, B200"),
+        (None, 0, "moon-1", "no node of the cluster is labelled region=moon-1, as region eu-1 asks"),
+    ],
+)
+def test_what_no_node_of_a_region_has_is_said(gpu: str | None, gpus: int, value: str, lack: str | None) -> None:
+    spot = Spot("region", value, 1.0, 1.0)
+    assert lack_of("eu-1", spot, resources_of(gpu_spec("rep_a", gpu, gpus), spot), NODES) == lack
+
+
+async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(make: Make, cluster: Cluster) -> None:
+    provider = make()
+    node = cluster.node("me-1")
+    for name in ("rep_a", "rep_b", "rep_c"):
+        await provider.ensure(spec(name, region="me-1"))
+        running = await becomes(provider, name, Phase.RUNNING)
+        assert running.address is not None
+        assert running.address.host == node.ip
+        (pid,) = marked(MARK, name)
+        assert f"INGLE_CACHE={node.cache}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        await gone(provider, name)
+
+
+async def test_a_region_without_nodes_is_refused_until_it_has_one(make: Make, cluster: Cluster) -> None:
+    provider = make({"later-1": Spot("region", "later-1", 1.0, 30.0)})
+    assert await provider.offers() == []
+    with pytest.raises(ProviderRefused, match="region=later-1") as refused:
+        await provider.ensure(spec("rep_a", region="later-1"))
+    assert (refused.value.code, refused.value.permanent) == ("no_capacity", False)
+    assert await provider.list_owned() == []
+    node = cluster.add("--num-cpus", "1", "--labels", "region=later-1")
+    async with asyncio.timeout(30):
+        while not await provider.offers():
+            await asyncio.sleep(0.1)
+    await provider.ensure(spec("rep_a", region="later-1"))
+    running = await becomes(provider, "rep_a", Phase.RUNNING)
+    assert running.address is not None
+    assert running.address.host == node.ip
+    # The region's only CPU is taken: the next one waits in the cluster's queue, and not for ever.
+    impatient = make({"later-1": Spot("region", "later-1", 1.0, 0.2)})
+    await impatient.ensure(spec("rep_b", region="later-1"))
+    queued = await becomes(impatient, "rep_b", Phase.FAILED)
+    assert queued.code == "no_capacity"
+    assert "queue" in queued.message
+    await gone(impatient, "rep_b")
+    await gone(provider, "rep_a")
+    node.end()
+
+
+async def test_several_accelerators_come_together_and_are_given_back(make: Make) -> None:
+    provider = make()
+    for name in ("rep_a", "rep_b"):  # the second one only fits once the first one's are free again
+        await provider.ensure(gpu_spec(name, "H100", 2))
+        await becomes(provider, name, Phase.RUNNING)
+        (pid,) = marked(MARK, name)
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=0,1" in environment
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert command[command.index(b"--device") + 1] == b"cuda"
+        await gone(provider, name)
+
+
+async def test_nothing_of_a_replica_outlives_its_supervisor(make: Make) -> None:
+    provider = make()
+    await provider.ensure(spec("rep_a", "child"))
+    await becomes(provider, "rep_a", Phase.RUNNING)
+    processes = marked(MARK, "rep_a")
+    assert len(processes) == 2
+    supervisor = parent_of(min(processes))
+    os.kill(supervisor, signal.SIGKILL)
+    exited = await becomes(provider, "rep_a", Phase.EXITED)
+    assert exited.code == "replica_lost"
+    async with asyncio.timeout(20):
+        while any(start_time(pid) is not None for pid in processes):
+            await asyncio.sleep(0.02)
+    assert await provider.list_owned() == ["rep_a"]
+    await provider.ensure(spec("rep_a"))  # started once, ever
+    assert marked(MARK, "rep_a") == []
+    await gone(provider, "rep_a")
+    assert await provider.list_owned() == []
+
+
+async def test_a_driver_that_dies_is_replaced(make: Make) -> None:
+    provider = make()
+    await provider.ensure(spec("rep_a"))
+    before = await becomes(provider, "rep_a", Phase.RUNNING)
+    (driver,) = children_of(os.getpid(), "control_plane.providers.ray_driver")
+    os.kill(driver, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(ProviderError):  # the calls on their way when it died
+                assert await provider.describe("rep_a") == before
+                break
+            await asyncio.sleep(0.05)
+    await gone(provider, "rep_a")
+
+
+async def test_another_token_opens_nothing_and_is_not_told(make: Make, cluster: Cluster, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text(secrets.token_hex(32))
+    wrong.chmod(0o600)
+    provider = make(link=RayLink(cluster.address, "ingle-x", wrong))
+    with pytest.raises(ProviderError) as refused:
+        await provider.offers()
+    assert refused.value.code == "cluster_unreachable"
+    assert wrong.read_text() not in refused.value.message
+
+
+def test_ray_is_loaded_only_by_the_driver() -> None:
+    code = "import sys, control_plane.app; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int, word: str) -> list[int]:
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and parent_of(int(path.name)) == pid and word in (path / "cmdline").read_text():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
