@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import account, alert, bench, dashboard, doctor, endpoint, engine, metering, platform, run, top
+from control_plane.cli import (
+    account,
+    alert,
+    bench,
+    dashboard,
+    doctor,
+    endpoint,
+    engine,
+    metering,
+    plan,
+    platform,
+    run,
+    top,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +58,7 @@ app.add_typer(platform.cert_app, name="cert")
 app.command("usage")(metering.usage)
 app.command("cost")(metering.cost)
 app.add_typer(metering.price_app, name="price")
+app.add_typer(plan.app, name="plan")
 app.add_typer(alert.app, name="alert")
 app.add_typer(platform.audit_app, name="audit")
 app.command("top")(top.top)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from control_plane.config import describe_validation
+from control_plane.domain import Rung
 from control_plane.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0)]
@@ -38,6 +39,30 @@ class Efficiency(_Entry):
     """Whether matrix work hides behind memory traffic, or adds to it."""
     measured: bool
     note: str
+
+
+class StartTimes(_Entry):
+    """What the time until a replica serves is made of."""
+
+    place_s: Annotated[float, Field(ge=0, le=3600)]
+    import_s: Annotated[float, Field(ge=0, le=3600)]
+    load_gb_s: Positive
+    wake_s: Annotated[float, Field(ge=0, le=3600)]
+    wake_gb_s: Positive
+    cold_s: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    """From nothing, where that was measured."""
+
+    def seconds(self, rung: Rung, weights: float) -> float:
+        """From `rung` to serving, for `weights` bytes."""
+        gigabytes = weights / GIGA
+        if rung is Rung.HOT:
+            return 0.0
+        if rung is Rung.ASLEEP:
+            return self.wake_s + gigabytes / self.wake_gb_s
+        load = self.wake_s + gigabytes / self.load_gb_s
+        if rung is Rung.EMBER:
+            return load
+        return self.place_s + self.import_s + load if self.cold_s is None else self.cold_s
 
 
 class Accelerator(_Entry):
@@ -70,6 +95,8 @@ class Accelerator(_Entry):
 class Catalogue(_Entry):
     counts: tuple[Annotated[int, Field(ge=1, le=64)], ...]
     efficiency: dict[Literal["gpu", "cpu"], Efficiency]
+    starts: dict[Literal["gpu", "cpu"], StartTimes]
+    resting_share: dict[Literal["ember", "asleep"], Annotated[float, Field(ge=0, le=1)]]
     accelerator: tuple[Accelerator, ...]
 
     @model_validator(mode="after")
@@ -77,9 +104,9 @@ class Catalogue(_Entry):
         names = [_key(name) for one in self.accelerator for name in (one.name, *one.aliases)]
         if len(set(names)) != len(names):
             raise ValueError("an accelerator's name is given twice")
-        missing = {one.kind for one in self.accelerator} - set(self.efficiency)
+        missing = {one.kind for one in self.accelerator} - (set(self.efficiency) & set(self.starts))
         if missing:
-            raise ValueError(f"no efficiency for {', '.join(sorted(missing))}")
+            raise ValueError(f"no efficiency or starts for {', '.join(sorted(missing))}")
         return self
 
     def find(self, name: str) -> Accelerator | None:

@@ -141,6 +141,9 @@ class Replay:
         now = 0.0
         arrivals = self._traffic.at
         place = 0
+        self._decide(now)
+        for server in self._fleet.servers:  # what is always there was there before
+            server.ready_at = now
         while now < end:
             self._decide(now)
             nap = now + self._nap()

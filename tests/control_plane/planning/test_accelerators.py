@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.domain import Rung
 from control_plane.errors import ConfigError
 from control_plane.planning.accelerators import catalogue, label, parse
 
@@ -16,6 +17,15 @@ split = 0.9
 overlaps = true
 measured = false
 note = "assumed"
+[starts.gpu]
+place_s = 10.0
+import_s = 5.0
+load_gb_s = 2.0
+wake_s = 0.5
+wake_gb_s = 20.0
+[resting_share]
+ember = 0.0
+asleep = 0.1
 [[accelerator]]
 name = "X1"
 title = "an X1"
@@ -42,6 +52,11 @@ def test_every_figure_says_where_it_was_read() -> None:
     assert not catalogue().efficiency["gpu"].measured
 
 
+def test_the_warmer_the_sooner() -> None:
+    starts = parse(ENTRY).starts["gpu"]
+    assert [starts.seconds(rung, 8e9) for rung in Rung] == [19.5, 4.5, 0.9, 0.0]
+
+
 @pytest.mark.parametrize("name", ["h100", "H-100", "H 100"])
 def test_a_name_is_found_however_it_is_written(name: str) -> None:
     found = catalogue().find(name)
@@ -60,7 +75,7 @@ def test_a_name_is_found_however_it_is_written(name: str) -> None:
         (('source = "its maker"', 'source = "its maker"\nprice_per_hour = 1.0'), "price_source"),
         (('source = "its maker"', 'source = "its maker"\nregions = ["here"]'), "regions_source"),
         (('name = "X1"', 'name = "X1"\naliases = ["x-1"]'), "given twice"),
-        (('source = "its maker"', 'source = "its maker"\nkind = "cpu"'), "no efficiency for cpu"),
+        (('source = "its maker"', 'source = "its maker"\nkind = "cpu"'), "no efficiency or starts for cpu"),
         (("counts = [1, 2]", "counts = [1, 2"), "can't be read"),
     ],
 )
