@@ -14,10 +14,12 @@ from control_plane.api.places import Places
 from control_plane.domain import Role
 from control_plane.errors import NotFound, Unprocessable
 from control_plane.observe.logs import redact
+from control_plane.planning import presets
+from control_plane.planning.admission import require_fit
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 
-_MAY_BE_NULL = frozenset({"gpu", *schemas.Limits.model_fields})
+_MAY_BE_NULL = frozenset({"gpu", "preset", *schemas.Limits.model_fields})
 LogReader = Callable[[str, str, int, int | None], Awaitable[tuple[list[str], int]]]
 """Region, replica id, most lines, position after which → lines that it logged, and the next position."""
 _FOLLOWED = 20
@@ -69,6 +71,8 @@ class EndpointOperations:
                 return Answer(schemas.Endpoint.model_validate(again), 202, again["generation"])
             tenant = await tenants.get_tenant(session, asked.tenant)
             spec = asked.model_dump(exclude={"tenant"})
+            spec["engine_args"] = list(presets.resolve(asked.preset, asked.engine_args))
+            require_fit(asked.model, asked.gpu, asked.gpus, spec["engine_args"])
             made = await endpoints.create_endpoint(session, tenant.id, spec, call.now)
             await call.audit(
                 session, "endpoint.create", made.name, **asked.model_dump(exclude_unset=True, exclude={"name"})
@@ -125,6 +129,7 @@ class EndpointOperations:
                 raise Unprocessable(f"min_replicas {low} is more than max_replicas {high}", param="min_replicas")
             if changes.get("warmth", before.warmth) == "hot" and low == 0:
                 raise Unprocessable("warmth hot needs min_replicas of 1 or more", param="min_replicas")
+            changes |= _runtime_changes(before, changes)
             after = await endpoints.update_endpoint(
                 session, before.name, changes, call.now, if_generation=call.if_generation
             )
@@ -193,6 +198,20 @@ class EndpointOperations:
             url=self._places.endpoint_url(gateway, item.region, item.name),
             cold_start_ms=starts.get(item.id),
         )
+
+
+def _runtime_changes(before: domain.Endpoint, changes: dict[str, Any]) -> dict[str, Any]:
+    """The engine's arguments where they or the preset change. Raises Unprocessable where the change can't fit."""
+    found = {}
+    if "engine_args" in changes:
+        resolved = presets.resolve(changes.get("preset", before.preset), changes["engine_args"])
+        found["engine_args"] = list(resolved)
+    elif "preset" in changes:
+        found["engine_args"] = list(presets.changed(before.preset, before.engine_args, changes["preset"]))
+    asked = {"model": before.model, "gpu": before.gpu, "engine_args": before.engine_args} | changes | found
+    if changes.keys() & {"model", "gpu", "engine_args", "preset"}:
+        require_fit(asked["model"], asked["gpu"], before.gpus, asked["engine_args"])
+    return found
 
 
 def _positions(cursor: str | None) -> dict[str, int]:

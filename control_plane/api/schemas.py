@@ -28,6 +28,10 @@ Grace = Annotated[float, Field(ge=0, le=86_400 * 30, description="seconds that t
 Retention = Annotated[
     float, Field(ge=3600, le=86_400 * 3650, description="seconds that usage events and endpoint events are kept")
 ]
+Preset = Annotated[
+    Literal["chat", "throughput", "edge"],
+    Field(description="engine settings by scenario, put into engine_args where those don't give them"),
+]
 Warmth = Literal["cold", "hot"]
 PerMinute = Annotated[int, Field(ge=1, le=10**12)]
 Budget = Annotated[float, Field(gt=0, le=10**9, description="a UTC month's, in the price book's currency")]
@@ -63,6 +67,7 @@ class EndpointCreate(Limits):
     gpu: Gpu | None = None
     gpus: Annotated[int, Field(ge=0, le=1)] = 0
     engine_args: EngineArgs = []
+    preset: Preset | None = None
     min_replicas: Replicas = 0
     max_replicas: Annotated[int, Field(ge=1, le=64)] = 1
     idle_timeout: IdleTimeout = 300.0
@@ -83,6 +88,7 @@ class EndpointUpdate(Limits):
     model: Model | None = None
     gpu: Gpu | None = None
     engine_args: EngineArgs | None = None
+    preset: Preset | None = None
     min_replicas: Replicas | None = None
     max_replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     idle_timeout: IdleTimeout | None = None
@@ -165,6 +171,8 @@ class Endpoint(BaseModel):
     gpu: str | None
     gpus: int
     engine_args: list[str]
+    """With those of the preset among them."""
+    preset: str | None
     min_replicas: int
     max_replicas: int
     desired_replicas: int

@@ -37,6 +37,7 @@ def endpoint(
         gpu=item.gpu,
         gpus=item.gpus,
         engine_args=list(item.engine_args),
+        preset=item.preset,
         min_replicas=item.min_replicas,
         max_replicas=item.max_replicas,
         desired_replicas=item.desired_replicas,

@@ -43,6 +43,9 @@ Warmth = Annotated[str | None, typer.Option("--warmth", help="cold, or hot (alwa
 EngineArg = Annotated[
     list[str] | None, typer.Option("--engine-arg", metavar="ARG", help="Passed to the engine; may be repeated.")
 ]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="chat, throughput or edge; --engine-arg goes before what it sets.")
+]
 
 
 @app.command()
@@ -59,6 +62,7 @@ def create(
     max_wait: MaxWait = None,
     retention: Retention = None,
     engine_arg: EngineArg = None,
+    preset: Preset = None,
     rpm: options.RequestsPerMinute = None,
     tpm: options.TokensPerMinute = None,
     concurrency: options.Concurrency = None,
@@ -88,6 +92,7 @@ def create(
         retention=retention,
         warmth=warmth,
         engine_args=engine_arg or None,
+        preset=preset,
     ) | options.limits(rpm, tpm, concurrency, budget)
     with options.connect(profile) as client:
         endpoint = client.create_endpoint(spec)
@@ -131,6 +136,7 @@ def update(
     max_wait: MaxWait = None,
     retention: Retention = None,
     engine_arg: EngineArg = None,
+    preset: Preset = None,
     rpm: options.RequestsPerMinute = None,
     tpm: options.TokensPerMinute = None,
     concurrency: options.Concurrency = None,
@@ -153,8 +159,11 @@ def update(
         retention=retention,
         warmth=warmth,
         engine_args=engine_arg or None,
+        preset=preset,
         paused=pause,
     ) | options.limits(rpm, tpm, concurrency, budget)
+    if preset == "none":
+        changes["preset"] = None
     if not changes:
         raise typer.BadParameter("say what to change: see --help")
     with options.connect(profile) as client:

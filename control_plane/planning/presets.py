@@ -54,3 +54,9 @@ def number(engine_args: Iterable[str], flag: str) -> int | None:
     """The same as a number above 0; None where it isn't one: the engine says what is wrong with it."""
     text = setting(engine_args, flag)
     return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None
+
+
+def changed(before: str | None, engine_args: Iterable[str], after: str | None) -> tuple[str, ...]:
+    """`engine_args`, which `before` was resolved into, under another preset: what `before` had set goes."""
+    theirs = SETTINGS[Preset(before)] if before is not None else ()
+    return resolve(after, (argument for argument in engine_args if argument not in theirs))
