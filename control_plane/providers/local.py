@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
+from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec, Rung
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.processes import MARK, marked, send, start_time
@@ -175,7 +175,8 @@ class LocalProvider:
         tls = []
         if self._mesh is not None:
             tls = ["--tls-pair", str(self._root / spec.replica_id / _PAIR), "--tls-authority", str(self._mesh.ca_file)]
-        return [*self._command, spec.model, *where, *tls, *device, *spec.engine_args]
+        rung = [] if spec.rung == Rung.HOT else ["--rung", spec.rung]
+        return [*self._command, spec.model, *where, *tls, *device, *rung, *spec.engine_args]
 
     def _environment(self, spec: ReplicaSpec) -> dict[str, str]:
         environment = {

@@ -79,7 +79,7 @@ class RayProvider:
         self._log_bytes = log_bytes
         self._mesh = mesh
         self._link = mesh.link if mesh else PLAIN
-        self._sent: dict[str, bytes] = {}
+        self._sent: dict[str, tuple[str, str]] = {}
 
     async def offers(self) -> Sequence[Offer]:
         nodes = await self._nodes()
@@ -144,10 +144,7 @@ class RayProvider:
         """What the replica's supervisor is told. It learns this replica's token, and nothing of any other."""
         device = "cpu" if spec.gpu in (None, "cpu") else "cuda"
         local = replace(spec, gpu=None, gpus=0, engine_args=("--device", device, *spec.engine_args))
-        pair, authority = "", ""
-        if self._mesh is not None:
-            pair = self._equip(spec.replica_id).decode()
-            authority = self._mesh.ca_file.read_text()
+        pair, authority = self._equipment(spec.replica_id)
         order = {
             "spec": asdict(local),
             "command": self._command,
@@ -161,19 +158,20 @@ class RayProvider:
         }
         return json.dumps(order)
 
-    def _equip(self, replica_id: str) -> bytes:
+    def _equipment(self, replica_id: str) -> tuple[str, str]:
+        """The replica's certificate with its key, and the authorities it is to trust; nothing without TLS."""
         if self._mesh is None:
-            return b""
+            return "", ""
         path = self._pair_file(replica_id)
         # Callers ask for it by the replica's name: which node it comes to isn't known yet.
         self._mesh.equip(replica_id, server_name(replica_id), path)
-        return path.read_bytes()
+        return path.read_text(), self._mesh.ca_file.read_text()
 
     async def _renew(self, replica_id: str) -> None:
-        pair = await asyncio.to_thread(self._equip, replica_id)
-        if self._sent.get(replica_id) != pair:
-            await self._cluster.call("equip", replica_id=replica_id, pair=pair.decode())
-            self._sent[replica_id] = pair
+        pair, authority = await asyncio.to_thread(self._equipment, replica_id)
+        if self._sent.get(replica_id) != (pair, authority):
+            await self._cluster.call("equip", replica_id=replica_id, pair=pair, authority=authority)
+            self._sent[replica_id] = (pair, authority)
 
     def _pair_file(self, replica_id: str) -> Path:
         return self._pairs / f"{replica_id}.pem"

@@ -105,10 +105,10 @@ class Driver:
         for mark in (LIVE, STARTED):
             kv._internal_kv_del(mark + replica_id, namespace=self._namespace)
 
-    def equip(self, replica_id: str, pair: str) -> None:
+    def equip(self, replica_id: str, pair: str, authority: str) -> None:
         actor = self._actor(replica_id)
         if actor is not None:
-            ray.get(actor.equip.remote(pair), timeout=_ANSWER_SECONDS)
+            ray.get(actor.equip.remote(pair, authority), timeout=_ANSWER_SECONDS)
 
     def logs(self, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int]:
         actor = self._actor(replica_id)

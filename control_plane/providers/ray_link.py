@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from control_plane.domain import Address
 from control_plane.errors import ProviderError
 from control_plane.observe.logs import event
 
@@ -20,7 +21,11 @@ _CONNECT_SECONDS = 30.0
 _PATIENCE_SECONDS = 8.0
 """How long calls wait for a connection that is being made; then they fail at once until it is there."""
 _COOL_DOWN_SECONDS = 10.0
-_CALL_SECONDS = 20.0
+_CALL_SECONDS = 12.0
+_KNOCK_SECONDS = 3.0
+_REFUSED_TOKEN = b"InvalidAuthToken"
+"""Ray says so on stderr, and tries again for a while."""
+_CHUNK = 64 * 1024
 _MOST_WAITING = 256
 _LINE_BYTES = 8 * 1024 * 1024
 _CONNECTED = 0
@@ -40,9 +45,11 @@ class RayLink:
         self._connecting: asyncio.Task[None] | None = None
         self._connecting_since = 0.0
         self._reader: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = _CONNECTED
         self._closed_until = 0.0
+        self._trouble = ""
 
     async def call(self, verb: str, **arguments: Any) -> Any:
         """Raises ProviderError where the cluster can't be reached, doesn't answer in time, or fails."""
@@ -72,18 +79,16 @@ class RayLink:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
-        process, reader = self._process, self._reader
-        if process is not None:
-            self._drop(process, None)
-            await process.wait()
-        if reader is not None:
-            await asyncio.gather(reader, return_exceptions=True)
+        if self._process is not None:
+            self._drop(self._process, None)
+        # They end with the process.
+        await asyncio.gather(*(task for task in (self._reader, self._listener) if task), return_exceptions=True)
 
     async def _connected(self) -> asyncio.subprocess.Process:
         if self._process is None:
             if self._connecting is None:
                 if self._clock() < self._closed_until:
-                    raise self._unreachable("it couldn't be reached a moment ago")
+                    raise self._unreachable(self._trouble)
                 self._connecting_since = self._clock()
                 self._connecting = asyncio.create_task(self._connect())
             left = self._connecting_since + _PATIENCE_SECONDS - self._clock()
@@ -91,26 +96,29 @@ class RayLink:
                 async with asyncio.timeout(max(left, 0.0)):
                     await asyncio.shield(self._connecting)
         if self._process is None:
-            raise self._unreachable("no connection yet")
+            raise self._unreachable(self._trouble)
         return self._process
 
     async def _connect(self) -> None:
         process, first = None, b""
+        self._trouble = "it hasn't answered yet"
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
+                await self._knock()
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "control_plane.providers.ray_driver", self._address, self._namespace),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
                     limit=_LINE_BYTES,
                     env=self._environment(),
                     start_new_session=True,
                 )
                 assert process.stdout is not None  # noqa: S101  # asked for above
+                self._listener = asyncio.create_task(self._listen(process))
                 first = await process.stdout.readline()
-        except (TimeoutError, OSError):
-            pass
+        except OSError as error:  # a time-out is one, too
+            self._trouble = error.strerror or self._trouble
         finally:
             self._connecting = None
             if process is not None and not first:
@@ -119,11 +127,27 @@ class RayLink:
                 await process.wait()
         if process is None or not first:
             self._closed_until = self._clock() + _COOL_DOWN_SECONDS
-            event("ray.unreachable", level=logging.WARNING, address=self._address)
+            event("ray.unreachable", level=logging.WARNING, address=self._address, reason=self._trouble)
             return
         self._process = process
         self._reader = asyncio.create_task(self._read(process))
         event("ray.connected", address=self._address)
+
+    async def _knock(self) -> None:
+        """Raises OSError where nothing listens: Ray itself would go on trying for minutes."""
+        address = Address.parse(self._address)
+        async with asyncio.timeout(_KNOCK_SECONDS):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.close()
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Read what Ray says to nobody in particular, for the one thing that says why there is no connection."""
+        assert process.stderr is not None  # noqa: S101  # asked for where it was started
+        while said := await process.stderr.read(_CHUNK):
+            if _REFUSED_TOKEN in said and self._process is not process:
+                self._trouble = f"it refuses the token in {self._token_file}"
+                with suppress(ProcessLookupError):
+                    process.kill()
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None  # noqa: S101  # asked for where it was started

@@ -46,13 +46,15 @@ class _Delivered:
 
     def __init__(self, folder: Path, pair: str, authority: str) -> None:
         self.ca_file = folder / "authority.pem"
+        self.take(pair, authority)
+
+    def take(self, pair: str, authority: str) -> None:
+        self._pair = pair.encode()
         write_private(self.ca_file, authority.encode())
-        self.pair = pair
 
     def equip(self, replica_id: str, host: str, path: Path) -> None:
-        pem = self.pair.encode()
-        if not path.exists() or path.read_bytes() != pem:
-            write_private(path, pem)
+        if not path.exists() or path.read_bytes() != self._pair:
+            write_private(path, self._pair)
 
     def forget(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -94,10 +96,10 @@ class RayReplica:
             self._loop.run_until_complete(self._local.terminate(self._id))
         return not marked(MARK, self._id)
 
-    def equip(self, pair: str) -> None:
-        """Take up a renewed certificate; `describe` hands it to the replica."""
+    def equip(self, pair: str, authority: str) -> None:
+        """Take up a renewed certificate or authority; `describe` hands them to the replica."""
         if self._mesh is not None:
-            self._mesh.pair = pair
+            self._mesh.take(pair, authority)
 
     def logs(self, lines: int, after: int | None) -> tuple[list[str], int]:
         return self._local.logs(self._id, lines, after) if self._local is not None else ([], 0)

@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from control_plane.domain import Offer, Phase, ReplicaSpec
+from control_plane.domain import Address, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.processes import MARK, marked, start_time
 from control_plane.providers.ray import Node, RayProvider, Spot, lack_of, offers_of, resources_of
 from control_plane.providers.ray_link import RayLink
+from control_plane.security.certificates import CertificateAuthority
+from control_plane.security.mesh import Mesh, server_name
 from control_plane.security.secret import load_secret
 from tests.contract.providers.clusters import Cluster
 from tests.contract.providers.conftest import COMMAND, GRACE, LOG_BYTES
@@ -40,7 +43,9 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
     links: list[RayLink] = []
     namespace = f"ingle-{secrets.token_hex(6)}"
 
-    def made(spots: dict[str, Spot] | None = None, link: RayLink | None = None) -> RayProvider:
+    def made(
+        spots: dict[str, Spot] | None = None, link: RayLink | None = None, mesh: Mesh | None = None
+    ) -> RayProvider:
         links.append(link or RayLink(cluster.address, namespace, cluster.token_file))
         return RayProvider(
             links[-1],
@@ -52,6 +57,7 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
             command=COMMAND,
             terminate_grace=GRACE,
             log_bytes=LOG_BYTES,
+            mesh=mesh,
         )
 
     yield made
@@ -192,12 +198,45 @@ async def test_another_token_opens_nothing_and_is_not_told(make: Make, cluster: 
     with pytest.raises(ProviderError) as refused:
         await provider.offers()
     assert refused.value.code == "cluster_unreachable"
+    assert f"it refuses the token in {wrong}" in refused.value.message
     assert wrong.read_text() not in refused.value.message
+
+
+async def test_a_replica_takes_up_renewed_certificates(make: Make, tmp_path: Path) -> None:
+    mesh = Mesh(CertificateAuthority(tmp_path / "ca", 90), 3.0)
+    provider = make(mesh=mesh)
+    await provider.ensure(spec("rep_a"))
+    running = await becomes(provider, "rep_a", Phase.RUNNING)
+    assert running.address is not None
+    with pytest.raises(aiohttp.ClientError):
+        await get(f"http://{running.address}/health")
+    first = await shown(mesh, running.address)
+    async with asyncio.timeout(30):
+        while await shown(mesh, running.address) == first:
+            mesh.refresh()
+            await becomes(provider, "rep_a", Phase.RUNNING)
+    await provider.drain("rep_a")
+    await gone(provider, "rep_a")
 
 
 def test_ray_is_loaded_only_by_the_driver() -> None:
     code = "import sys, control_plane.app; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+async def get(url: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(url):
+        pass
+
+
+async def shown(mesh: Mesh, address: Address) -> bytes:
+    """The certificate that replica rep_a shows to a caller."""
+    _, writer = await asyncio.open_connection(
+        address.host, address.port, ssl=mesh.link.context, server_hostname=server_name("rep_a")
+    )
+    certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return certificate
 
 
 def parent_of(pid: int) -> int:

@@ -14,7 +14,7 @@ from control_plane.api import schemas
 from control_plane.client import AdminClient
 from control_plane.providers.processes import MARK, marked, start_time
 from tests.contract.providers.clusters import Cluster, Node
-from tests.control_plane.harness import Installation, chat, create, installed, until
+from tests.control_plane.harness import Installation, chat, create, free_port, installed, until
 
 
 @pytest.fixture
@@ -91,6 +91,22 @@ def test_a_region_without_nodes_waits_with_its_reason_and_nothing_starts_elsewhe
         assert "region=moon-1" in found.reason.message
         assert all(one.state in ("intended", "terminating", "terminated") for one in found.replicas)
         assert not any(marked(MARK, one.id) for one in found.replicas)
+
+
+def test_a_cluster_that_cannot_be_reached_is_told_and_holds_up_nobody_else(cluster: Cluster, tmp_path: Path) -> None:
+    ray = {"address": f"127.0.0.1:{free_port()}", "token_file": str(cluster.token_file)}
+    regions = [{"name": "local-eu"}, {"name": "fr-1", "provider": "ray", "ray": ray}]
+    with installed(tmp_path / "home", INGLE_REGIONS=json.dumps(regions), INGLE_REPLICA_TLS="true") as installation:
+        installation.up()
+        with installation.admin() as admin:
+            admin.create_endpoint({"name": "far", "region": "fr-1", "model": "fast", "min_replicas": 1})
+            until(lambda: admin.endpoint("far").state == "provisioning", "it is worked on")
+            create(admin, "near", "fast", region="local-eu", min_replicas=1)
+            found = admin.region("fr-1")
+            assert not found.reachable
+            assert found.trouble is not None
+            assert "can't be reached" in found.trouble
+            assert admin.endpoint("far").state == "provisioning"
 
 
 def test_replicas_outlive_the_control_plane_and_come_back_when_a_node_is_lost(
