@@ -66,7 +66,7 @@ def code_of(response: httpx.Response) -> tuple[int, str, str | None]:
         ({"max_wait": 1e9}, "max_wait"),
         ({"warmth": "ember"}, "warmth"),
         ({"warmth": "hot"}, None),
-        ({"preset": "chat"}, "preset"),
+        ({"preset": "turbo"}, "preset"),
         ({"engine_args": "x"}, "engine_args"),
         ({"gpus": 4}, "gpus"),
     ],
