@@ -35,6 +35,15 @@ class Steady:
             self._seen[key] = known
         return now - (moment - known[1])
 
+    def due(self, key: Hashable, stamp: float, now: float, most: float) -> float:
+        """`stamp`, a time to come that any clock wrote, as this process's `now` will read then; `most` seconds away."""
+        moment = self._monotonic()
+        known = self._seen.get(key)
+        if known is None or known[0] != stamp:
+            known = (stamp, moment + min(most, max(0.0, stamp - now)))
+            self._seen[key] = known
+        return now + (known[1] - moment)
+
     def keep(self, keys: Iterable[Hashable]) -> None:
         """Forget everything but `keys`."""
         wanted = set(keys)

@@ -76,6 +76,12 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--liveness", type=float, default=10.0, help="seconds without a step until /health fails")
     serve.add_argument("--drain", type=float, default=30.0, help="seconds that SIGTERM waits for open requests")
     serve.add_argument(
+        "--rung",
+        choices=("hot", "asleep", "ember"),
+        default="hot",
+        help="how warm it is at first; POST /wake makes it hot",
+    )
+    serve.add_argument(
         "--metrics-names", choices=("ingle", "vllm"), default="ingle", help="vllm: metrics under vLLM's names too"
     )
     serve.add_argument(
@@ -98,6 +104,7 @@ def _serve(options: argparse.Namespace) -> int:
         max_waiting=options.max_waiting,
         prefix_cache=not options.no_prefix_cache,
         threads=options.threads,
+        rung=options.rung,
     )
     config = ServeConfig(
         engine=engine,

@@ -29,6 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 2048
     prefix_cache: bool = True
     threads: int = 0
+    rung: Literal["ember", "asleep", "hot"] = "hot"
+    """How warm it is once it has started."""
     seed: int = 0
 
     def validate(self) -> EngineConfig:

@@ -54,7 +54,7 @@ class Telemetry:
     """The replica's instruments. `read_progress` gives the engine's last word; `names` may be `vllm`: those too."""
 
     def __init__(
-        self, model: str, read_progress: Callable[[], Progress | None], num_blocks: int, names: str = "ingle"
+        self, model: str, read_progress: Callable[[], Progress | None], num_blocks: int = 1, names: str = "ingle"
     ) -> None:
         self._registry = CollectorRegistry()
         resource = Resource.create(
@@ -81,6 +81,12 @@ class Telemetry:
         self._tracer = (self._tracers or trace.NoOpTracerProvider()).get_tracer("ingle.replica")
         self._make(self._meters.get_meter("ingle.replica"))
         self._vllm = VllmNames(self._registry, model, read_progress, num_blocks) if names == "vllm" else None
+
+    def size(self, num_blocks: int) -> None:
+        """Tell how large the KV cache is, once that is known."""
+        self._num_blocks = max(num_blocks, 1)
+        if self._vllm is not None:
+            self._vllm.num_blocks = num_blocks
 
     def _make(self, meter: metrics.Meter) -> None:
         def seconds(name: str, bounds: list[float], about: str) -> metrics.Histogram:

@@ -42,7 +42,7 @@ class VllmNames:
     ) -> None:
         self._values = (model, "0")
         self._read = read
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
 
         def histogram(name: str, about: str, buckets: tuple[float, ...] = _LATENCY) -> Histogram:
             made = Histogram(f"vllm:{name}", about, _LABELS, buckets=buckets, registry=registry)
@@ -84,7 +84,7 @@ class VllmNames:
         if progress is None:
             return
         counters = progress.counters
-        usage = progress.blocks_used / max(self._num_blocks, 1)
+        usage = progress.blocks_used / max(self.num_blocks, 1)
         for name, about, value in (
             ("num_requests_running", "Sequences in the batch", progress.running),
             ("num_requests_waiting", "Sequences in the queue", progress.waiting),
@@ -106,5 +106,5 @@ class VllmNames:
             counter.add_metric(self._values, value)
             yield counter
         info = GaugeMetricFamily("vllm:cache_config_info", "Of the KV cache", labels=(*_LABELS, "num_gpu_blocks"))
-        info.add_metric((*self._values, str(self._num_blocks)), 1.0)
+        info.add_metric((*self._values, str(self.num_blocks)), 1.0)
         yield info

@@ -11,8 +11,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,8 +25,9 @@ from control_plane.observe import metrics
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
 from control_plane.providers.base import Provider
-from control_plane.reconciler.plan import (
+from control_plane.reconciler.actions import (
     Action,
+    Call,
     ChangeEndpoint,
     ChangeReplica,
     Drain,
@@ -33,21 +35,27 @@ from control_plane.reconciler.plan import (
     Launch,
     Policy,
     RecordColdStart,
+    RecordWake,
+    Rest,
     Seen,
+    SettleGeneration,
     Terminate,
-    after_failure,
-    plan,
-    wanted_replicas,
+    Wake,
 )
+from control_plane.reconciler.plan import after_failure, plan
 from control_plane.reconciler.probe import Prober
+from control_plane.reconciler.scale import wanted_replicas
 from control_plane.reconciler.telling import observe_start, trace_rollout
 from control_plane.security.mesh import PLAIN, Link
+from control_plane.steady import Steady
 from control_plane.store import endpoints as endpoint_store
-from control_plane.store import leases, replicas
+from control_plane.store import generations, leases, replicas
 from control_plane.store.database import Store
 from control_plane.store.ids import new_id
 
-_AT_ONCE = 16
+_AT_ONCE = 32
+_SWEEP = "sweep"
+_STAMPS = ("created_at", "ready_at", "unhealthy_at", "draining_at", "woken_at")
 _MOVING = frozenset({ReplicaState.INTENDED, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.TERMINATING})
 _WANTED_ENDS = frozenset({"not_wanted", "outdated", "endpoint_paused", "deleting"})
 _RESTING = frozenset({EndpointState.ZERO, EndpointState.FAILED, EndpointState.PAUSED})
@@ -67,8 +75,10 @@ class Reconciler:
         *,
         owner: str,
         link: Link = PLAIN,
+        replica_token: Callable[[str], str] = lambda _: "",
         tracing: Tracing | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
@@ -77,7 +87,10 @@ class Reconciler:
         self._owner = owner
         self._link = link
         self._tracing = tracing
+        self._replica_token = replica_token
         self._clock = clock
+        self._monotonic = monotonic
+        self._steady = Steady(monotonic)
         self._jitter = jitter
         self._policy = Policy(
             liveness_grace=timing.liveness_grace,
@@ -92,11 +105,13 @@ class Reconciler:
         self._leases: dict[str, leases.Lease] = {}
         self._poke = store.subscribe("endpoints")
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._swept_at = 0.0
+        self._working: dict[str, asyncio.Task[None]] = {}
+        """What is under way, by endpoint, and the sweep: one that is slow keeps nobody else waiting."""
+        self._swept_at = float("-inf")
 
     async def run(self) -> None:
         """Until cancelled; then its leases are free."""
-        prober = Prober(self._timing.probe_timeout, self._link)
+        prober = Prober(self._timing.probe_timeout, self._link, self._replica_token)
         try:
             await self._inherit()
             while True:
@@ -109,11 +124,17 @@ class Reconciler:
                     event("reconciler.fault", level=logging.ERROR, error=error)
                 await self._poke.wait(self._timing.starting_tick if moving else self._timing.tick)
         finally:
+            for task in self._working.values():
+                task.cancel()
+            await asyncio.gather(*self._working.values(), return_exceptions=True)
             await prober.close()
             await self._release()
 
     async def tick(self, prober: Prober) -> bool:
-        """Look at every endpoint once. Returns whether a replica is on its way up or down."""
+        """Look at every endpoint that isn't being worked on, and wait for them, though not for long.
+
+        Returns whether a replica is on its way up or down.
+        """
         async with self._store.read() as session:
             known = await endpoint_store.list_endpoints(session)
             by_endpoint: dict[str, list[Replica]] = {}
@@ -124,13 +145,25 @@ class Reconciler:
             for endpoint in known
             if endpoint.region in self._providers and (_restless(endpoint) or endpoint.id in by_endpoint)
         ]
-        async with asyncio.TaskGroup() as group:
-            for endpoint in work:
-                group.create_task(self._one(prober, endpoint.id))
-        if self._clock() - self._swept_at > self._timing.sweep:
-            self._swept_at = self._clock()
-            await self._sweep()
-        return any(replica.state in _MOVING for own in by_endpoint.values() for replica in own)
+        for endpoint in work:
+            self._start(endpoint.id, self._one(prober, endpoint.id))
+        live = [replica for own in by_endpoint.values() for replica in own]
+        self._steady.keep(
+            [(replica.id, name) for replica in live for name in _STAMPS] + [(endpoint.id, "retry") for endpoint in work]
+        )
+        if self._monotonic() - self._swept_at > self._timing.sweep:
+            self._swept_at = self._monotonic()
+            self._start(_SWEEP, self._sweep())
+        if self._working:
+            await asyncio.wait(set(self._working.values()), timeout=self._timing.tick)
+        return any(replica.state in _MOVING for replica in live)
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        if name in self._working:
+            work.close()
+            return
+        task = self._working[name] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._working.pop(name, None))
 
     async def _one(self, prober: Prober, endpoint_id: str) -> None:
         async with self._slots:
@@ -166,7 +199,7 @@ class Reconciler:
                 return
             known = await replicas.live_replicas(session, [endpoint.id])
         provider = self._providers[endpoint.region]
-        observed = await asyncio.gather(*(self._look(provider, prober, replica) for replica in known))
+        observed = await asyncio.gather(*(self._look(provider, prober, endpoint, replica) for replica in known))
         seen = {replica.id: sight for replica, sight in zip(known, observed, strict=True)}
         metrics.replicas_desired.labels(endpoint.region, endpoint.name).set(wanted_replicas(endpoint))
         ready = sum(replica.state is ReplicaState.READY for replica in known)
@@ -174,38 +207,52 @@ class Reconciler:
         metrics.endpoint_failed.labels(endpoint.region, endpoint.name).set(endpoint.given_up)
         for counter in (metrics.start_failures, metrics.replica_losses):
             counter.labels(endpoint.region, endpoint.name)  # begins at 0, so that the first one is seen
-        actions = plan(endpoint, known, seen, self._clock(), self._policy, self._jitter())
+        now = self._clock()
+        local = [self._local(replica, now) for replica in known]
+        retry_at = self._steady.due((endpoint.id, "retry"), endpoint.retry_at, now, self._timing.backoff_cap)
+        actions = plan(replace(endpoint, retry_at=retry_at), local, seen, now, self._policy, self._jitter())
         if actions:
             calls = await self._write(lease, endpoint, known, actions)
             for action in calls:
-                await self._act(lease, provider, endpoint, action)
+                await self._act(lease, provider, prober, endpoint, seen, action)
 
-    async def _look(self, provider: Provider, prober: Prober, replica: Replica) -> Seen:
+    def _local(self, replica: Replica, now: float) -> Replica:
+        """A row as if this process's clock had stamped it."""
+        changes: dict[str, Any] = {}
+        for name in _STAMPS:
+            stamp = getattr(replica, name)
+            if stamp is not None:
+                changes[name] = self._steady.local((replica.id, name), stamp, now)
+        return replace(replica, **changes)
+
+    async def _look(self, provider: Provider, prober: Prober, endpoint: Endpoint, replica: Replica) -> Seen:
         description = await provider.describe(replica.id)
         if description.phase is not Phase.RUNNING or description.address is None:
             return Seen(description)
         if replica.state is ReplicaState.TERMINATING:
             return Seen(description)
         health = await prober.ask(replica.id, description.address)
-        return Seen(description, health.healthy, health.busy)
+        proof = None
+        if health.healthy and health.rung is Rung.HOT and _is_to_prove(endpoint, replica):
+            proof = await prober.prove(replica.id, description.address, endpoint.name)
+        return Seen(description, health.healthy, health.busy, health.rung, health.wake_phases, proof)
 
     async def _write(
         self, lease: leases.Lease, endpoint: Endpoint, known: list[Replica], actions: list[Action]
-    ) -> list[Ensure | Drain | Terminate]:
+    ) -> list[Call]:
         """Write all that was decided in one guarded transaction; return the provider calls to make after it."""
         now = self._clock()
-        calls: list[Ensure | Drain | Terminate] = []
-        written = [action for action in actions if not isinstance(action, Ensure | Drain | Terminate)]
-        if not written:
-            return [action for action in actions if isinstance(action, Ensure | Drain | Terminate)]
+        calls: list[Call] = []
+        if all(isinstance(action, Call) for action in actions):
+            return [action for action in actions if isinstance(action, Call)]
         states = {replica.id: replica.state for replica in known}
         async with self._store.write() as session:
             await leases.guard(session, lease, now)
             for action in actions:
                 match action:
-                    case Launch(why):
+                    case Launch(why, generation, rung):
                         replica_id = new_id("rep")
-                        await replicas.add_intent(session, replica_id, endpoint, endpoint.generation, Rung.HOT, now)
+                        await replicas.add_intent(session, replica_id, endpoint, generation, rung, now)
                         endpoint_store.add_event(
                             session, endpoint, now, "replica", None, why, state="intended", replica_id=replica_id
                         )
@@ -215,9 +262,14 @@ class Reconciler:
                     case RecordColdStart(replica_id, total_ms, phases):
                         await endpoint_store.add_cold_start(session, endpoint, replica_id, total_ms, phases, now)
                         observe_start(self._tracing, endpoint, replica_id, total_ms, phases, now)
+                    case RecordWake(replica_id, rung, total_ms, phases):
+                        await generations.add_wake(session, endpoint, replica_id, rung, total_ms, phases, now)
+                        observe_start(self._tracing, endpoint, replica_id, total_ms, phases, now, rung)
+                    case SettleGeneration(generation, outcome, code, reason):
+                        await generations.settle(session, endpoint.id, generation, outcome, code, reason, now)
                     case ChangeEndpoint(changes):
                         await self._change_endpoint(session, endpoint, changes, now)
-                    case Ensure() | Drain() | Terminate():
+                    case Ensure() | Drain() | Terminate() | Rest() | Wake():
                         calls.append(action)
         return calls
 
@@ -273,22 +325,41 @@ class Reconciler:
                 metrics.forget(endpoint.region, endpoint.name)
 
     async def _act(
-        self, lease: leases.Lease, provider: Provider, endpoint: Endpoint, action: Ensure | Drain | Terminate
+        self,
+        lease: leases.Lease,
+        provider: Provider,
+        prober: Prober,
+        endpoint: Endpoint,
+        seen: Mapping[str, Seen],
+        action: Call,
     ) -> None:
+        sight = seen.get(action.replica_id)
+        address = sight.description.address if sight else None
         try:
             match action:
                 case Ensure(replica_id):
-                    await provider.ensure(_spec(endpoint, replica_id))
+                    await self._ensure(provider, endpoint, replica_id)
                 case Drain(replica_id):
                     await provider.drain(replica_id)
                 case Terminate(replica_id):
                     await provider.terminate(replica_id)
+                case Rest(replica_id, rung) if address is not None:
+                    await prober.rest(replica_id, address, rung)
+                case Wake(replica_id) if address is not None:
+                    await prober.wake(replica_id, address)
+                    self._poke.set()
         except ProviderError as error:
             event(
                 "provider.error", level=logging.WARNING, endpoint=endpoint.name, code=error.code, reason=error.message
             )
             if isinstance(action, Ensure):
                 await self._ensure_failed(lease, endpoint.id, action.replica_id, error)
+
+    async def _ensure(self, provider: Provider, endpoint: Endpoint, replica_id: str) -> None:
+        """By its row as it was written: what another generation runs may be another thing."""
+        async with self._store.read() as session:
+            (replica,) = await replicas.by_id(session, [replica_id])
+        await provider.ensure(_spec(endpoint, replica))
 
     async def _ensure_failed(
         self, lease: leases.Lease, endpoint_id: str, replica_id: str, error: ProviderError
@@ -302,8 +373,16 @@ class Reconciler:
             if endpoint is None:
                 return
             permanent = isinstance(error, ProviderRefused) and error.permanent
-            changes = after_failure(endpoint, error.code, error.message, permanent, now, self._policy, self._jitter())
+            row = next(iter(await replicas.by_id(session, [replica_id])), None)
+            fresh = endpoint.proven or row is None or row.generation >= endpoint.runtime_generation
+            changes = after_failure(
+                endpoint, error.code, error.message, permanent, now, self._policy, self._jitter(), fresh=fresh
+            )
             await self._change_endpoint(session, endpoint, changes, now)
+            if changes["failed_generation"] == endpoint.generation:
+                await generations.settle(
+                    session, endpoint.id, endpoint.generation, generations.FAILED, error.code, error.message, now
+                )
             if refused:
                 action = ChangeReplica(
                     replica_id,
@@ -329,6 +408,8 @@ class Reconciler:
                         await provider.terminate(replica_id)
             except IngleError as error:
                 event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
+            except Exception as error:  # one provider's fault must not keep others from being swept
+                event("reconciler.fault", level=logging.ERROR, error=error)
 
     async def _inherit(self) -> None:
         """Free the leases of controllers of this machine that died: SQLite's are all of this machine."""
@@ -366,13 +447,21 @@ def _lives(owner: str) -> bool:
     return pid.isdigit() and os.path.exists(f"/proc/{pid}")
 
 
-def _spec(endpoint: Endpoint, replica_id: str) -> ReplicaSpec:
+def _is_to_prove(endpoint: Endpoint, replica: Replica) -> bool:
+    """Whether it is the first of what is asked: it gets no traffic before it has generated something."""
+    starts = replica.state in (ReplicaState.INTENDED, ReplicaState.STARTING)
+    return starts and not endpoint.proven and replica.generation >= endpoint.runtime_generation
+
+
+def _spec(endpoint: Endpoint, replica: Replica) -> ReplicaSpec:
+    runtime = endpoint.runtime_of(replica.generation)
     return ReplicaSpec(
-        replica_id=replica_id,
+        replica_id=replica.id,
         endpoint_name=endpoint.name,
         region=endpoint.region,
-        model=endpoint.model,
-        gpu=endpoint.gpu,
-        gpus=endpoint.gpus,
-        engine_args=endpoint.engine_args,
+        model=runtime.model,
+        gpu=runtime.gpu,
+        gpus=runtime.gpus,
+        engine_args=runtime.engine_args,
+        rung=replica.rung,
     )

@@ -1,126 +1,47 @@
 """What to do about one endpoint: desired and observed state in, actions out. Pure.
 
-A replica's own steps come first (`_step`), then how many there should be (`_scale`), then what the endpoint's state
+A replica's own steps come first (`_step`), then how many there should be (`scale`), then what the endpoint's state
 is called (`_state`). Everything is decided afresh from what is seen, so a lost step is found again at the next tick.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from control_plane.domain import (
     PERMANENT_START_FAILURES,
+    RESTING_RUNGS,
     Description,
     Endpoint,
     EndpointState,
     Phase,
     Replica,
     ReplicaState,
+    Rung,
 )
+from control_plane.reconciler.actions import (
+    RESTING,
+    Action,
+    ChangeEndpoint,
+    Draft,
+    Drain,
+    Ensure,
+    Failure,
+    Policy,
+    RecordColdStart,
+    RecordWake,
+    Rest,
+    Seen,
+    SettleGeneration,
+    Terminate,
+    Wake,
+)
+from control_plane.reconciler.scale import canary_replicas, resting_rung, scale, wanted_replicas
 
 PATIENT_REASONS = frozenset({"no_capacity"})
 """Failures that are waited out for as long as it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Patience, in seconds."""
-
-    liveness_grace: float
-    start_timeout: float
-    drain_settle: float
-    drain_timeout: float
-    stable_after: float
-    backoff_base: float
-    backoff_cap: float
-    max_failures: int
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What provider and probe say of a replica. `healthy` is None where nothing was probed."""
-
-    description: Description
-    healthy: bool | None = None
-    busy: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Write an intent for a new replica, then ensure it."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ensure:
-    replica_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    replica_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    replica_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeReplica:
-    """Write `changes` to a replica's row; a change of state is an event with `reason`."""
-
-    replica_id: str
-    changes: Mapping[str, Any]
-    reason_code: str | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordColdStart:
-    replica_id: str
-    total_ms: float
-    phases: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeEndpoint:
-    changes: Mapping[str, Any]
-
-
-Action = Launch | Ensure | Drain | Terminate | ChangeReplica | RecordColdStart | ChangeEndpoint
-
-
-@dataclass(slots=True)
-class _Failure:
-    code: str
-    message: str
-    permanent: bool
-    immediate_retry: bool = False
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making: replicas as they will be after the actions so far."""
-
-    replicas: list[Replica]
-    actions: list[Action] = field(default_factory=list)
-    failure: _Failure | None = None
-
-    def change(self, replica: Replica, code: str | None = None, reason: str = "", **changes: Any) -> Replica:
-        after = replace(replica, **changes)
-        self.replicas[self.replicas.index(replica)] = after
-        written = dict(changes)
-        if "state" in changes:
-            written |= {"reason_code": code, "reason": reason}
-        address = written.pop("address", None)
-        if address is not None:
-            written |= {"host": address.host, "port": address.port}
-        self.actions.append(ChangeReplica(replica.id, written, code, reason))
-        return after
 
 
 def plan(
@@ -132,24 +53,29 @@ def plan(
     jitter: float,
 ) -> list[Action]:
     """Decide. `replicas` are those not terminated, `jitter` is in [0, 1)."""
-    draft = _Draft(list(replicas))
+    draft = Draft(endpoint, list(replicas))
     for replica in replicas:
-        _step(draft, endpoint, replica, seen[replica.id], now, policy)
+        _step(draft, replica, seen[replica.id], now, policy)
     written: dict[str, Any] = {}
     if draft.failure is not None:
-        failure = draft.failure
-        written = after_failure(endpoint, failure.code, failure.message, failure.permanent, now, policy, jitter)
-        if failure.immediate_retry and written["failures"] == 1:
-            written["retry_at"] = now
+        written = _count(endpoint, draft.failure, now, policy, jitter)
     elif endpoint.failures and _stable(endpoint, draft.replicas, now, policy):
         written = {"failures": 0, "retry_at": 0.0}
     after = replace(endpoint, **written)
-    _scale(draft, after, now)
+    scale(draft, after, now)
     state, code, reason = _state(after, draft.replicas)
     written |= {"state": state, "reason_code": code, "reason": reason}
     if _settled(after, draft.replicas, state):
         written["observed_generation"] = endpoint.generation
     changes = {name: value for name, value in written.items() if getattr(endpoint, name) != value}
+    proven = endpoint.proven
+    if not proven and _serves(after, draft.replicas):
+        changes |= {"stable_generation": endpoint.runtime_generation, "stable_runtime": asdict(endpoint.runtime)}
+        proven = True
+    if proven and {"stable_generation", "observed_generation"} & changes.keys():
+        draft.actions.append(SettleGeneration(endpoint.generation, "serving"))
+    elif changes.get("failed_generation") == endpoint.generation and draft.failure is not None:
+        draft.actions.append(SettleGeneration(endpoint.generation, "failed", draft.failure.code, draft.failure.message))
     if state is EndpointState.DELETED:
         changes["deleted_at"] = now
     if changes:
@@ -158,16 +84,34 @@ def plan(
     return [action for action in draft.actions if not isinstance(action, Ensure) or action.replica_id in intended]
 
 
+def _count(endpoint: Endpoint, failure: Failure, now: float, policy: Policy, jitter: float) -> dict[str, Any]:
+    """What to write of a failure. One of the generation before doesn't speak against what is asked."""
+    written = after_failure(
+        endpoint, failure.code, failure.message, failure.permanent, now, policy, jitter, fresh=failure.fresh
+    )
+    if failure.immediate_retry and written["failures"] == 1:
+        written["retry_at"] = now
+    return written
+
+
 def after_failure(
-    endpoint: Endpoint, code: str, message: str, permanent: bool, now: float, policy: Policy, jitter: float
+    endpoint: Endpoint,
+    code: str,
+    message: str,
+    permanent: bool,
+    now: float,
+    policy: Policy,
+    jitter: float,
+    *,
+    fresh: bool = True,
 ) -> dict[str, Any]:
     """What to write of a failure: when to try again, or that this generation is given up on."""
     failures = endpoint.failures + 1
-    give_up = permanent or (failures >= policy.max_failures and code not in PATIENT_REASONS)
+    give_up = fresh and (permanent or (failures >= policy.max_failures and code not in PATIENT_REASONS))
     return {
         "failures": failures,
         "retry_at": now + backoff(failures, policy, jitter),
-        "failed_generation": endpoint.generation if give_up else 0,
+        "failed_generation": endpoint.generation if give_up else endpoint.failed_generation if not fresh else 0,
         "reason_code": code,
         "reason": message,
     }
@@ -179,7 +123,7 @@ def backoff(failures: int, policy: Policy, jitter: float) -> float:
     return full * (0.5 + jitter / 2)
 
 
-def _step(draft: _Draft, endpoint: Endpoint, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
+def _step(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
     phase = seen.description.phase
     if replica.state is ReplicaState.TERMINATING:
         if phase is Phase.ABSENT:
@@ -189,114 +133,110 @@ def _step(draft: _Draft, endpoint: Endpoint, replica: Replica, seen: Seen, now: 
     elif replica.state is ReplicaState.DRAINING:
         _step_draining(draft, replica, seen, now, policy)
     elif replica.state is ReplicaState.INTENDED and phase is Phase.ABSENT:
-        if now >= endpoint.retry_at:
+        if now >= draft.endpoint.retry_at:
             draft.actions.append(Ensure(replica.id))
     elif phase in (Phase.ABSENT, Phase.EXITED, Phase.FAILED):
-        _lost(draft, replica, seen.description, now)
+        _lost(draft, replica, seen.description)
     elif replica.state in (ReplicaState.INTENDED, ReplicaState.STARTING):
         _step_starting(draft, replica, seen, now, policy)
+    elif replica.state is ReplicaState.RESTING:
+        _step_resting(draft, replica, seen, now, policy)
     else:
         _step_serving(draft, replica, seen, now, policy)
 
 
-def _step_starting(draft: _Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
-    description = seen.description
-    if description.phase is Phase.RUNNING and seen.healthy:
-        startup_ms = round((now - replica.created_at) * 1000, 1)
-        draft.change(
-            replica,
-            None,
-            f"answers at {description.address}",
-            state=ReplicaState.READY,
-            address=description.address,
-            ready_at=now,
-            startup_ms=startup_ms,
-        )
-        draft.actions.append(RecordColdStart(replica.id, startup_ms, description.phases))
-    elif now - replica.created_at > policy.start_timeout:
+def _step_starting(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
+    began = replica.created_at if replica.woken_at is None else replica.woken_at
+    up = seen.description.phase is Phase.RUNNING and seen.healthy
+    if up and seen.proof:
+        message = f"it starts, but doesn't answer: {seen.proof}"
+        draft.end(replica, "generation_failed", message)
+        draft.fail(replica, "generation_failed", message, permanent=False)
+    elif up and seen.rung is Rung.HOT:
+        _step_ready(draft, replica, seen, now)
+    elif up and replica.woken_at is None and seen.rung is replica.rung:
+        reason = f"rests at {seen.rung}"
+        draft.change(replica, None, reason, state=ReplicaState.RESTING, address=seen.description.address)
+    elif now - began > policy.start_timeout:
         message = f"not ready after {policy.start_timeout:g} s"
-        _end(draft, replica, "start_timeout", message)
-        draft.failure = _Failure("start_timeout", message, permanent=False)
-    elif replica.state is ReplicaState.INTENDED:
-        draft.change(replica, None, "its process runs", state=ReplicaState.STARTING)
+        draft.end(replica, "start_timeout", message)
+        draft.fail(replica, "start_timeout", message, permanent=False)
+    else:
+        if up and replica.woken_at is not None:
+            draft.actions.append(Wake(replica.id))
+        if replica.state is ReplicaState.INTENDED:
+            draft.change(replica, None, "its process runs", state=ReplicaState.STARTING)
 
 
-def _step_serving(draft: _Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
-    if seen.healthy and replica.state is ReplicaState.UNHEALTHY:
+def _step_ready(draft: Draft, replica: Replica, seen: Seen, now: float) -> None:
+    rested = replica.rung is not Rung.HOT and replica.woken_at is not None and replica.address is not None
+    began = replica.woken_at if rested and replica.woken_at is not None else replica.created_at
+    total_ms = round((now - began) * 1000, 1)
+    changes: dict[str, Any] = {"ready_at": now, "rung": Rung.HOT, "woken_at": None}
+    if not rested:
+        changes |= {"address": seen.description.address, "startup_ms": total_ms}
+    draft.change(replica, None, f"answers at {seen.description.address}", state=ReplicaState.READY, **changes)
+    if rested:
+        draft.actions.append(RecordWake(replica.id, replica.rung, total_ms, seen.wake_phases))
+    else:
+        draft.actions.append(RecordColdStart(replica.id, total_ms, seen.description.phases))
+
+
+def _step_serving(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
+    if seen.healthy and seen.rung is not Rung.HOT:
+        draft.actions.append(Wake(replica.id))
+    elif seen.healthy and replica.state is ReplicaState.UNHEALTHY:
         draft.change(replica, None, "answers again", state=ReplicaState.READY, unhealthy_at=None)
     elif seen.healthy is False and replica.state is ReplicaState.READY:
         draft.change(replica, "unhealthy", "its health check fails", state=ReplicaState.UNHEALTHY, unhealthy_at=now)
     elif replica.unhealthy_at is not None and now - replica.unhealthy_at > policy.liveness_grace:
-        message = f"no sign of progress for {policy.liveness_grace:g} s"
-        _end(draft, replica, "unresponsive", message)
-        draft.failure = _Failure("unresponsive", message, permanent=False, immediate_retry=True)
+        _unresponsive(draft, replica, policy)
     elif seen.busy is not None and seen.busy != replica.busy:
         draft.change(replica, busy=seen.busy)
 
 
-def _step_draining(draft: _Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
+def _step_resting(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
+    if seen.healthy and replica.unhealthy_at is not None:
+        draft.change(replica, unhealthy_at=None)
+    elif seen.healthy and seen.rung in RESTING_RUNGS and seen.rung is not replica.rung:
+        draft.change(replica, rung=seen.rung)
+    elif seen.healthy and seen.rung is Rung.HOT:
+        draft.actions.append(Rest(replica.id, replica.rung))
+    elif seen.healthy is False and replica.unhealthy_at is None:
+        draft.change(replica, unhealthy_at=now)
+    elif replica.unhealthy_at is not None and now - replica.unhealthy_at > policy.liveness_grace:
+        _unresponsive(draft, replica, policy)
+
+
+def _unresponsive(draft: Draft, replica: Replica, policy: Policy) -> None:
+    message = f"no sign of progress for {policy.liveness_grace:g} s"
+    draft.end(replica, "unresponsive", message)
+    draft.fail(replica, "unresponsive", message, permanent=False, immediate_retry=True)
+
+
+def _step_draining(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
     since = replica.draining_at if replica.draining_at is not None else now
     idle = seen.busy == 0 and now - since >= policy.drain_settle
-    if seen.description.phase is not Phase.RUNNING or idle or now - since > policy.drain_timeout:
-        _end(draft, replica, replica.reason_code, replica.reason)
-    else:
+    over = seen.description.phase is not Phase.RUNNING or now - since > policy.drain_timeout
+    rung = resting_rung(draft.endpoint) if replica.reason_code == RESTING else None
+    if over or (idle and rung is None):
+        draft.end(replica, replica.reason_code, replica.reason)
+    elif rung is None:
         draft.actions.append(Drain(replica.id))
+    elif seen.rung in RESTING_RUNGS:
+        reason = f"rests at {seen.rung}"
+        draft.change(replica, None, reason, state=ReplicaState.RESTING, rung=seen.rung, draining_at=None, busy=0)
+    elif idle and wanted_replicas(draft.endpoint) == 0:
+        draft.actions.append(Rest(replica.id, rung))
 
 
-def _lost(draft: _Draft, replica: Replica, description: Description, now: float) -> None:
-    served = replica.ready_at is not None
+def _lost(draft: Draft, replica: Replica, description: Description) -> None:
+    served = replica.ready_at is not None or replica.state is ReplicaState.RESTING
     code = description.code or ("replica_lost" if served else "start_failed")
     message = description.message or "the replica is gone"
-    _end(draft, replica, code, message)
+    draft.end(replica, code, message)
     permanent = not served and code in PERMANENT_START_FAILURES
-    draft.failure = _Failure(code, message, permanent, immediate_retry=served)
-
-
-def _end(draft: _Draft, replica: Replica, code: str | None, reason: str) -> None:
-    draft.change(replica, code, reason, state=ReplicaState.TERMINATING)
-    draft.actions.append(Terminate(replica.id))
-
-
-def _scale(draft: _Draft, endpoint: Endpoint, now: float) -> None:
-    """Bring the number of replicas to what is wanted."""
-    wanted = wanted_replicas(endpoint)
-    active = [replica for replica in draft.replicas if replica.state.active]
-    if wanted == 0:
-        for replica in active:
-            _retire(draft, replica, now, "not_wanted", "scaled to zero")
-        return
-    current = [replica for replica in active if replica.generation >= endpoint.runtime_generation]
-    old = [replica for replica in active if replica.generation < endpoint.runtime_generation]
-    # Those that don't serve yet go first, then the newest.
-    current.sort(key=lambda replica: (replica.ready_at is None, replica.created_at))
-    for replica in current[wanted:]:
-        _retire(draft, replica, now, "not_wanted", f"{wanted} wanted")
-    ready = sum(replica.state is ReplicaState.READY for replica in current[:wanted])
-    if ready >= wanted:
-        for replica in old:
-            _retire(draft, replica, now, "outdated", f"generation {endpoint.runtime_generation} serves")
-    if endpoint.given_up:
-        for replica in current[:wanted]:
-            if replica.state is ReplicaState.INTENDED:
-                _end(draft, replica, endpoint.reason_code, endpoint.reason)
-    elif now >= endpoint.retry_at:
-        for _ in range(wanted - len(current)):
-            draft.actions.append(Launch(f"{wanted} wanted, {len(current)} there"))
-
-
-def _retire(draft: _Draft, replica: Replica, now: float, code: str, reason: str) -> None:
-    if replica.state is ReplicaState.READY:
-        draft.change(replica, code, reason, state=ReplicaState.DRAINING, draining_at=now)
-        draft.actions.append(Drain(replica.id))
-    else:
-        _end(draft, replica, code, reason)
-
-
-def wanted_replicas(endpoint: Endpoint) -> int:
-    """How many replicas the endpoint is to have now."""
-    if endpoint.deleting or endpoint.paused:
-        return 0
-    return min(endpoint.desired_replicas, endpoint.max_replicas)
+    draft.fail(replica, code, message, permanent=permanent, immediate_retry=served)
 
 
 def _state(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[EndpointState, str | None, str]:
@@ -312,25 +252,50 @@ def _state(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[EndpointSta
             return EndpointState.DRAINING, "endpoint_paused", "replicas end before the endpoint pauses"
         return EndpointState.PAUSED, "endpoint_paused", "paused by an operator"
     if wanted == 0:
-        if any(replica.state is not ReplicaState.TERMINATING for replica in alive):
+        rung = resting_rung(endpoint)
+        kept = [replica for replica in alive if _rests(replica, rung)]
+        others = [replica for replica in alive if replica not in kept]
+        if any(replica.state is not ReplicaState.TERMINATING for replica in others):
             return EndpointState.DRAINING, "not_wanted", "finishing what is in flight"
-        if alive:
+        if others:
             return EndpointState.DRAINING, "not_wanted", "ending replicas"
+        if endpoint.falls_back:
+            return EndpointState.ZERO, endpoint.reason_code or "start_failed", _fallen(endpoint)
         if endpoint.given_up:
             return EndpointState.FAILED, endpoint.reason_code or "start_failed", endpoint.reason
+        if any(replica.state is ReplicaState.RESTING for replica in kept):
+            return EndpointState.ZERO, None, f"a replica rests at {rung}; the next request wakes it"
         return EndpointState.ZERO, None, "no replica runs; the next request starts one"
     troubled = endpoint.given_up or endpoint.failures > 0
+    if endpoint.falls_back and ready:
+        return EndpointState.DEGRADED, endpoint.reason_code or "start_failed", _fallen(endpoint)
     if ready >= wanted and not endpoint.given_up:
-        return EndpointState.READY, None, f"{ready} of {wanted} replicas ready"
+        share = canary_replicas(endpoint, wanted)
+        told = "" if share is None else f"; generation {endpoint.generation} gets {endpoint.canary} % of requests"
+        return EndpointState.READY, None, f"{ready} of {wanted + (share or 0)} replicas ready{told}"
     if ready:
         code = endpoint.reason_code if troubled else "scaling"
         return EndpointState.DEGRADED, code, endpoint.reason if troubled else f"{ready} of {wanted} replicas ready"
-    if endpoint.given_up:
+    if endpoint.given_up and not endpoint.falls_back:
         return EndpointState.FAILED, endpoint.reason_code or "start_failed", endpoint.reason
     code, reason = (endpoint.reason_code, endpoint.reason) if troubled else (None, "a replica starts")
     if any(replica.state in (ReplicaState.STARTING, ReplicaState.UNHEALTHY) for replica in alive):
         return EndpointState.LOADING, code, reason
     return EndpointState.PROVISIONING, code, reason
+
+
+def _fallen(endpoint: Endpoint) -> str:
+    """Said once, though the reason is written and read again at each tick."""
+    end = f" (generation {endpoint.stable_generation} serves on)"
+    return endpoint.reason if endpoint.reason.endswith(end) else f"{endpoint.reason}{end}"
+
+
+def _rests(replica: Replica, rung: Rung | None) -> bool:
+    """Whether it may be there at zero: it rests, or starts to rest."""
+    if rung is None:
+        return False
+    starts = replica.state in (ReplicaState.INTENDED, ReplicaState.STARTING) and replica.rung is not Rung.HOT
+    return replica.state is ReplicaState.RESTING or starts
 
 
 def _settled(endpoint: Endpoint, replicas: Sequence[Replica], state: EndpointState) -> bool:
@@ -341,9 +306,32 @@ def _settled(endpoint: Endpoint, replicas: Sequence[Replica], state: EndpointSta
     )
 
 
+def _serves(endpoint: Endpoint, replicas: Sequence[Replica]) -> bool:
+    """Whether what is asked serves as much as is wanted, all of it and not as a canary."""
+    wanted = wanted_replicas(endpoint)
+    if wanted == 0 or endpoint.given_up or canary_replicas(endpoint, wanted) is not None:
+        return False
+    return sum(_fresh(endpoint, replica) and replica.state is ReplicaState.READY for replica in replicas) >= wanted
+
+
+def _fresh(endpoint: Endpoint, replica: Replica) -> bool:
+    return replica.generation >= endpoint.runtime_generation
+
+
 def _stable(endpoint: Endpoint, replicas: Sequence[Replica], now: float, policy: Policy) -> bool:
-    """Whether all that is wanted is there and has been for a while: only then is trouble over."""
-    ready = [replica.ready_at for replica in replicas if replica.state is ReplicaState.READY and replica.ready_at]
-    if not ready or len(ready) < wanted_replicas(endpoint):
+    """Whether all that is wanted is there and has been for a while: only then is trouble over.
+
+    While a new generation is tried, only its own replicas tell.
+    """
+    wanted = wanted_replicas(endpoint)
+    tried = not endpoint.proven and not endpoint.falls_back
+    if tried and (share := canary_replicas(endpoint, wanted)) is not None:
+        wanted = share
+    ready = [
+        replica.ready_at
+        for replica in replicas
+        if replica.state is ReplicaState.READY and replica.ready_at and (_fresh(endpoint, replica) or not tried)
+    ]
+    if not ready or len(ready) < wanted:
         return False
     return now - max(ready) > policy.stable_after

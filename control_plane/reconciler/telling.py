@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from control_plane.domain import Endpoint
+from control_plane.domain import Endpoint, Rung
 from control_plane.observe import metrics
 from control_plane.observe.tracing import Tracing
 
@@ -17,15 +17,17 @@ def observe_start(
     total_ms: float,
     phases: Mapping[str, float],
     now: float,
+    rung: Rung = Rung.COLD,
 ) -> None:
-    """A replica became ready at `now`, `total_ms` after it was decided on."""
+    """A replica became ready at `now`, `total_ms` after it was decided on; from `rung` up."""
     parts = {phase if phase in metrics.PHASES else "other": ms for phase, ms in phases.items()}
-    for phase, ms in {**parts, "total": total_ms}.items():
+    for phase, ms in {**parts, "total": total_ms}.items() if rung is Rung.COLD else ():
         metrics.cold_start.labels(endpoint.region, endpoint.name, phase).observe(ms / 1000)
     if tracing is not None:
-        facts = {**_facts(endpoint), "ingle.replica": replica_id}
+        facts = {**_facts(endpoint), "ingle.replica": replica_id, "ingle.rung": str(rung)}
         facts |= {f"ingle.cold_start.{phase}_ms": ms for phase, ms in parts.items()}
-        tracing.past(f"cold_start {endpoint.name}", now - total_ms / 1000, now, facts, None)
+        name = "cold_start" if rung is Rung.COLD else "wake"
+        tracing.past(f"{name} {endpoint.name}", now - total_ms / 1000, now, facts, None)
 
 
 def trace_rollout(tracing: Tracing, endpoint: Endpoint, changes: Mapping[str, Any], now: float) -> None:

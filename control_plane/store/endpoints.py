@@ -11,12 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, EndpointState, Runtime, Window
 from control_plane.errors import Conflict, NotFound, PreconditionFailed
+from control_plane.store import generations
 from control_plane.store.database import touch
 from control_plane.store.ids import new_id
 from control_plane.store.models import ColdStartRow, CounterRow, EndpointRow, EventRow, ReplicaRow
 
 RUNTIME_FIELDS = frozenset({"model", "gpu", "gpus", "engine_args"})
 """Fields whose change means new replicas."""
+SPEC_FIELDS = (
+    "model", "gpu", "gpus", "engine_args", "preset", "min_replicas", "max_replicas", "target", "ttft_slo", "schedule",
+    "idle_timeout", "max_wait", "warmth", "retention", "requests_per_minute", "tokens_per_minute", "concurrency",
+    "monthly_budget",
+)  # fmt: skip
+"""What a generation is made of, and what a rollback brings back."""
 COLD_STARTS_KEPT = 20
 
 
@@ -108,6 +115,7 @@ async def create_endpoint(session: AsyncSession, tenant_id: str, spec: Mapping[s
             f"an endpoint named {spec['name']!r} exists; choose another name", code="name_taken", param="name"
         ) from None
     endpoint = to_endpoint(row)
+    await generations.record(session, endpoint, _spec(row), (), now)
     add_event(session, endpoint, now, "created", None, f"model {endpoint.model} in {endpoint.region}")
     await bump_routes(session)
     touch(session, "endpoints")
@@ -143,7 +151,13 @@ async def list_endpoints(
 
 
 async def update_endpoint(
-    session: AsyncSession, name: str, changes: Mapping[str, Any], now: float, *, if_generation: int | None = None
+    session: AsyncSession,
+    name: str,
+    changes: Mapping[str, Any],
+    now: float,
+    *,
+    if_generation: int | None = None,
+    kind: str = "updated",
 ) -> Endpoint:
     """Change what is asked; counts a generation if anything differs. Raises NotFound, PreconditionFailed."""
     row = await _changeable_row(session, name)
@@ -152,20 +166,59 @@ async def update_endpoint(
     changed = {field: value for field, value in changes.items() if getattr(row, field) != value}
     if not changed:
         return to_endpoint(row)
+    before = to_endpoint(row)
     for field, value in changed.items():
         setattr(row, field, value)
     row.generation += 1
     if RUNTIME_FIELDS & changed.keys():
-        row.runtime_generation = row.generation
+        await _change_runtime(session, row, before)
     if changed.get("paused") is False or RUNTIME_FIELDS & changed.keys():
         row.wake_at = now
     row.failures, row.retry_at, row.updated_at = 0, 0.0, now
     await session.flush()
     endpoint = to_endpoint(row)
-    add_event(session, endpoint, now, "updated", None, f"generation {row.generation}: {', '.join(sorted(changed))}")
+    await generations.record(session, endpoint, _spec(row), list(changed), now)
+    add_event(session, endpoint, now, kind, None, f"generation {row.generation}: {', '.join(sorted(changed))}")
     await bump_routes(session)
     touch(session, "endpoints")
     return endpoint
+
+
+async def _change_runtime(session: AsyncSession, row: EndpointRow, before: Endpoint) -> None:
+    """Replicas of the generations before are replaced, but where what served before is asked for again, and serves
+    still: then those that run it are the new generation's."""
+    after = to_endpoint(row)
+    row.runtime_generation = row.generation
+    if after.runtime == before.stable_runtime:
+        await session.execute(
+            update(ReplicaRow)
+            .where(
+                ReplicaRow.endpoint_id == row.id,
+                ReplicaRow.generation >= before.stable_generation,
+                ReplicaRow.generation < before.runtime_generation,
+            )
+            .values(generation=row.generation)
+        )
+        row.stable_generation = row.generation
+
+
+async def roll_back(
+    session: AsyncSession, name: str, to: int | None, now: float, *, if_generation: int | None = None
+) -> tuple[Endpoint, int]:
+    """Ask again for what an earlier generation was, the last that served by default. Returns that one's number too.
+
+    Raises NotFound, Conflict, PreconditionFailed.
+    """
+    row = await _changeable_row(session, name)
+    found = await generations.to_return_to(session, to_endpoint(row), to)
+    changes = {field: value for field, value in found.spec.items() if field in SPEC_FIELDS}
+    changes["canary"] = None
+    after = await update_endpoint(session, name, changes, now, if_generation=if_generation, kind="rolled_back")
+    return after, found.generation
+
+
+def _spec(row: EndpointRow) -> dict[str, Any]:
+    return {field: getattr(row, field) for field in SPEC_FIELDS}
 
 
 async def request_delete(session: AsyncSession, name: str, now: float) -> Endpoint:

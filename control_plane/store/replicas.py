@@ -63,6 +63,10 @@ async def live_replicas(session: AsyncSession, endpoint_ids: Sequence[str] | Non
     return [to_replica(row) for row in rows]
 
 
+async def by_id(session: AsyncSession, ids: Sequence[str]) -> list[Replica]:
+    return [to_replica(row) for row in await session.scalars(select(ReplicaRow).where(ReplicaRow.id.in_(ids)))]
+
+
 async def recent_replicas(session: AsyncSession, endpoint_id: str, limit: int = 20) -> list[Replica]:
     """An endpoint's newest replicas, terminated ones too, newest first."""
     rows = await session.scalars(

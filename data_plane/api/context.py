@@ -20,6 +20,7 @@ from data_plane.api.parameters import ModelLimits
 from data_plane.api.pipeline import Delta, Prompt, Reading, generate
 from data_plane.api.response_store import ResponseStore
 from data_plane.api.sampling import Generation
+from data_plane.api.warmth import Warmth
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient
 from data_plane.engine.messages import Ready
@@ -49,17 +50,30 @@ class Replica:
 
     config: ServeConfig
     engine: EngineClient
-    ready: Ready
-    tokenizer: TextTokenizer
-    template: ChatTemplate | None
+    warmth: Warmth
     telemetry: Telemetry
     token: str | None
+    ready: Ready = field(init=False)
+    """This and the next two are there once the model was loaded; before, nothing is taken that needs them."""
+    tokenizer: TextTokenizer = field(init=False)
+    template: ChatTemplate | None = field(init=False)
     started_at: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     open: int = 0
     responses: ResponseStore = field(default_factory=ResponseStore)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenizer", _give_way))
+
+    def __post_init__(self) -> None:
+        self.warmth.on_load = self.load
+
+    def load(self, ready: Ready, tokenizer: TextTokenizer, template: ChatTemplate | None) -> None:
+        self.ready, self.tokenizer, self.template = ready, tokenizer, template
+        self.telemetry.size(ready.num_blocks)
+
+    @property
+    def loaded(self) -> bool:
+        return hasattr(self, "ready")
 
     @property
     def limits(self) -> ModelLimits:

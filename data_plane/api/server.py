@@ -26,12 +26,13 @@ from data_plane.api.embeddings import embeddings
 from data_plane.api.openapi import document
 from data_plane.api.responses import create_response
 from data_plane.api.tls import PeerTls
+from data_plane.api.warmth import Warmth, move, rung_of, view
 from data_plane.config import ServeConfig
 from data_plane.engine.client import EngineClient, start_process
-from data_plane.errors import DataPlaneError, EngineDied, InvalidArgument, PortInUse, RequestError, StartError
+from data_plane.engine.messages import Warmed
+from data_plane.errors import EngineDied, InvalidArgument, PortInUse, RequestError, StartError
 from data_plane.loading.sources import resolve
 from data_plane.observe import Telemetry
-from data_plane.text.load import load_text
 
 _AFTERLIFE_S = 1.5
 _MOST_LABEL = 128
@@ -82,17 +83,11 @@ def _cannot_listen(config: ServeConfig, error: OSError) -> StartError:
 
 async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start: EngineStart, started: float) -> int:
     engine = EngineClient(config, start.process, start.connection)
-    opening = asyncio.create_task(engine.start())
-    try:
-        tokenizer, template = await asyncio.to_thread(load_text, path)
-    except DataPlaneError:
-        opening.cancel()
-        raise
-    ready = await opening
-    telemetry = Telemetry(config.name, lambda: engine.progress, ready.num_blocks, config.metrics_names)
+    telemetry = Telemetry(config.name, lambda: engine.progress, names=config.metrics_names)
     engine.on_progress = telemetry.stepped
     token = os.environ.get("INGLE_REPLICA_TOKEN") or None
-    replica = Replica(config, engine, ready, tokenizer, template, telemetry, token)
+    replica = Replica(config, engine, Warmth(engine, path), telemetry, token)
+    warmed = await replica.warmth.start(config.engine.rung)
     runner = Runner(make_app(replica), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     tls = PeerTls(Path(config.tls_pair), Path(config.tls_authority)) if config.tls_pair else None
@@ -106,7 +101,7 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     host, port = listener.getsockname()[:2]
-    say_ready(replica, host, port, time.monotonic() - started)
+    say_ready(replica, warmed, host, port, time.monotonic() - started)
     code = await _until_over(replica, stop)
     # the engine first: streams that are still open end with an error instead of a cut
     await engine.stop()
@@ -117,7 +112,18 @@ async def _serve(config: ServeConfig, path: Path, listener: socket.socket, start
     return code
 
 
-def say_ready(replica: Replica, host: str, port: int, seconds: float) -> None:
+def say_ready(replica: Replica, warmed: Warmed, host: str, port: int, seconds: float) -> None:
+    ready = warmed.ready
+    loaded = (
+        {}
+        if ready is None
+        else {
+            "device": ready.device,
+            "precision": ready.precision,
+            "kernels": ready.kernels,
+            "max_model_len": ready.max_model_len,
+        }
+    )
     line = {
         "event": "ready",
         "host": host,
@@ -125,12 +131,10 @@ def say_ready(replica: Replica, host: str, port: int, seconds: float) -> None:
         "model": replica.name,
         "pid": os.getpid(),
         "engine_pid": replica.engine.pid,
-        "device": replica.ready.device,
-        "precision": replica.ready.precision,
-        "kernels": replica.ready.kernels,
-        "max_model_len": replica.ready.max_model_len,
+        "rung": warmed.rung,
+        **loaded,
         "startup_ms": round(seconds * 1000),
-        "phases": {name: round(value * 1000, 1) for name, value in replica.ready.phases.items()},
+        "phases": {name: round(value * 1000, 1) for name, value in warmed.phases.items()},
     }
     print(json.dumps(line), flush=True)
     sys.stdout.flush()
@@ -172,6 +176,8 @@ def make_app(replica: Replica) -> web.Application:
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
     app.router.add_post("/drain", _drain)
+    app.router.add_post("/sleep", _sleep)
+    app.router.add_post("/wake", _wake)
     return app
 
 
@@ -187,6 +193,9 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
         if generates and replica.draining:
             raise RequestError("this replica is draining", code="draining", status=503, type="server_error",
                                retry_after_s=1)  # fmt: skip
+        if replica.warmth.rung != "hot" and request.path.startswith("/v1/"):
+            raise RequestError(f"this replica is {replica.warmth.rung}", code="asleep", status=503,
+                               type="server_error", retry_after_s=1)  # fmt: skip
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise RequestError("compressed bodies are not accepted", status=415, code="unsupported_encoding")
         if not generates:
@@ -272,23 +281,27 @@ async def _model(request: web.Request) -> web.Response:
 
 
 async def _openapi(request: web.Request) -> web.Response:
-    return web.json_response(document(request.app[REPLICA].limits))
+    replica = request.app[REPLICA]
+    return web.json_response(document(replica.limits if replica.loaded else None))
 
 
 async def _health(request: web.Request) -> web.Response:
     replica = request.app[REPLICA]
     reason = replica.engine.unhealthy()
     progress = replica.engine.progress
+    blocks = replica.ready.num_blocks if replica.loaded else 1
+    fine = "ok" if replica.warmth.rung == "hot" else replica.warmth.rung
     body = {
-        "status": "ok" if reason is None else "unhealthy",
+        "status": fine if reason is None else "unhealthy",
         "reason": reason,
         "draining": replica.draining,
         "open": replica.open,
         "running": progress.running if progress else 0,
         "waiting": progress.waiting if progress else 0,
-        "kv_usage": round(progress.blocks_used / replica.ready.num_blocks, 6) if progress else 0.0,
+        "kv_usage": round(progress.blocks_used / blocks, 6) if progress else 0.0,
         "kv_blocks_used": progress.blocks_used if progress else 0,
-        "kv_blocks": replica.ready.num_blocks,
+        "kv_blocks": blocks,
+        **view(replica.warmth),
     }
     return web.json_response(body, status=200 if reason is None else 503)
 
@@ -302,3 +315,17 @@ async def _drain(request: web.Request) -> web.Response:
     replica = request.app[REPLICA]
     replica.draining = True
     return web.json_response({"draining": True, "open": replica.open})
+
+
+async def _sleep(request: web.Request) -> web.Response:
+    """Go down to a rung, once nothing is under way."""
+    replica = request.app[REPLICA]
+    rung = rung_of(await request.read())
+    if replica.open or replica.engine.in_flight:
+        raise RequestError("requests are under way here", code="busy", status=409)
+    return await move(replica.warmth, rung)
+
+
+async def _wake(request: web.Request) -> web.Response:
+    """Go up to where requests are taken."""
+    return await move(request.app[REPLICA].warmth, "hot")

@@ -1,10 +1,11 @@
 """The engine process: `python -m data_plane.engine FD SETTINGS`, started by `client.EngineClient`.
 
-FD is an inherited Unix socket; SETTINGS is an EngineConfig in JSON.
+FD is an inherited Unix socket; SETTINGS is an EngineConfig in JSON. It moves between rungs of warmth when told to.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import sys
@@ -16,12 +17,14 @@ import msgspec
 from data_plane import log
 from data_plane.config import EngineConfig
 from data_plane.engine.ipc import EngineSocket
-from data_plane.engine.messages import Failed, Ready
+from data_plane.engine.messages import Counters, Failed, Progress, Ready, Rung, Stop, Warm, Warmed
 from data_plane.errors import StartError
 
 if TYPE_CHECKING:
     from data_plane.engine.core import EngineCore
     from data_plane.engine.encoder import EncoderCore
+
+_HEARTBEAT_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
@@ -30,19 +33,93 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     peer = EngineSocket(socket.socket(fileno=int(arguments[0])))
-    config = msgspec.json.decode(arguments[1], type=EngineConfig)
+    engine = Engine(msgspec.json.decode(arguments[1], type=EngineConfig), started)
     try:
-        core, ready = _load(config, started)
+        engine.serve(peer)
     except StartError as error:
         peer.send([Failed(error.code, str(error))])
         return error.exit_code
     except ImportError as error:
         peer.send([Failed("engine_missing", f"{error}; install it with: pip install 'ingle[engine]'")])
         return 1
-    if peer.send([ready]):
-        core.run(peer)
-    log.event("engine_stopped", steps=core.counters.steps)
+    log.event("engine_stopped", steps=engine.steps)
     return 0
+
+
+class Engine:
+    """A core that comes and goes."""
+
+    def __init__(self, config: EngineConfig, started: float) -> None:
+        self._config = config
+        self._began = started
+        self._core: EngineCore | EncoderCore | None = None
+        self._ready: Ready | None = None
+        self.steps = 0
+
+    def serve(self, peer: EngineSocket) -> None:
+        """Until told to stop, or the other side is gone. Raises StartError, ImportError."""
+        rung: Rung = self._config.rung
+        while True:
+            phases = self._move(rung)
+            if not peer.send([Warmed(rung, self._ready, phases)]):
+                return
+            told = self._core.run(peer) if self._core is not None and rung == "hot" else _hold(peer)
+            if told is None:
+                self.steps = self._core.counters.steps if self._core else 0
+                return
+            self._began = time.monotonic()
+            rung = told
+
+    def _move(self, rung: Rung) -> dict[str, float]:
+        """Returns seconds by phase."""
+        phases: dict[str, float] = {}
+        if rung == "ember":
+            self._core = self._ready = None
+            gc.collect()
+            _import_all(self._config)
+            phases["import"] = time.monotonic() - self._began
+        elif self._core is None:
+            self._core, self._ready = _load(self._config, self._began)
+            phases |= self._ready.phases
+        began = time.monotonic()
+        if self._core is not None:
+            if rung == "asleep":
+                self._core.release()
+            else:
+                self._core.restore()
+            phases["restore" if rung == "hot" else "release"] = time.monotonic() - began
+        return phases
+
+
+def _hold(peer: EngineSocket) -> Rung | None:
+    """Wait, and say so, until told where to go; None to stop."""
+    while True:
+        messages = peer.receive(timeout_s=_HEARTBEAT_S)
+        if messages is None:
+            return None
+        for message in messages:
+            if isinstance(message, Stop):
+                return None
+            if isinstance(message, Warm):
+                return message.rung
+        if not peer.send([Progress(0, 0, 0, 0, 0.0, 0, 0, Counters())]):
+            return None
+
+
+def _import_all(config: EngineConfig) -> None:
+    """What a model of the usual kind needs: an ember has it all at hand."""
+    from data_plane.engine import core, loader
+    from kernels.cpu import CompilerMissing, library
+
+    log.event("imported", core=core.__name__)
+    try:
+        if loader.device_of(config) != "cpu" or config.precision not in ("auto", "packed"):
+            import torch
+
+            log.event("imported", torch=torch.__version__)
+        library()
+    except CompilerMissing:  # then it isn't needed
+        log.event("kernels_missing")
 
 
 def _load(config: EngineConfig, started: float) -> tuple[EngineCore | EncoderCore, Ready]:

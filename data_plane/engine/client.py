@@ -24,9 +24,11 @@ from data_plane.engine.messages import (
     FromEngine,
     Output,
     Progress,
-    Ready,
+    Rung,
     SamplingParams,
     Stop,
+    Warm,
+    Warmed,
     frame,
     from_engine_decoder,
 )
@@ -67,19 +69,33 @@ class EngineClient:
         self._pump: asyncio.Task[None] | None = None
         self._heard_at = time.monotonic()
         self._stopping = False
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._warmed: asyncio.Future[Warmed] = asyncio.get_running_loop().create_future()
+        """Of the move that is under way, or was the last one."""
+        self._moved_at = time.monotonic()
         self.progress: Progress | None = None
         self.died = asyncio.Event()
         self.on_progress: Callable[[Progress], None] = lambda progress: None
 
-    async def start(self) -> Ready:
-        """Wait until the engine serves. Raises the StartError that it failed with."""
+    async def start(self) -> Warmed:
+        """Wait until the engine is as warm as it is to start. Raises the StartError that it failed with."""
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
         self._pump = asyncio.create_task(self._read(reader), name="engine-reader")
+        return await self._arrival()
+
+    async def warm(self, rung: Rung) -> Warmed:
+        """Have it go to a rung, and wait until it is there; nothing may be in flight. Raises StartError."""
+        if self.died.is_set() or self._writer is None:
+            raise StartError("the engine is not running")
+        self._warmed = asyncio.get_running_loop().create_future()
+        self._moved_at = time.monotonic()
+        self._writer.write(frame(Warm(rung)))
+        return await self._arrival()
+
+    async def _arrival(self) -> Warmed:
         try:
-            return await asyncio.wait_for(asyncio.shield(self._ready), self._config.start_s)
+            return await asyncio.wait_for(asyncio.shield(self._warmed), self._config.start_s)
         except TimeoutError as error:
-            raise StartError(f"the engine did not start within {self._config.start_s:.0f} s") from error
+            raise StartError(f"the engine was not there within {self._config.start_s:.0f} s") from error
 
     @property
     def in_flight(self) -> int:
@@ -93,8 +109,9 @@ class EngineClient:
         """Why the engine cannot be trusted to answer, or None. Judged by the last sign of the loop itself."""
         if self.died.is_set():
             return "the engine process ended"
-        if not self._ready.done():
-            return "the engine is loading the model"
+        if not self._warmed.done():
+            late = time.monotonic() - self._moved_at > self._config.start_s
+            return "the engine does not arrive at its rung" if late else None
         silent = time.monotonic() - self._heard_at
         if silent > self._config.liveness_s:
             return f"no step for {silent:.1f} s"
@@ -166,19 +183,19 @@ class EngineClient:
             elif isinstance(message, Progress):
                 self.progress = message
                 self.on_progress(message)
-            elif isinstance(message, Ready):
-                if not self._ready.done():
-                    self._ready.set_result(message)
-            elif isinstance(message, Failed) and not self._ready.done():
+            elif isinstance(message, Warmed):
+                if not self._warmed.done():
+                    self._warmed.set_result(message)
+            elif isinstance(message, Failed) and not self._warmed.done():
                 self._fail(START_ERRORS.get(message.code, StartError)(message.message))
 
     def _fail(self, error: StartError) -> None:
-        self._ready.set_exception(error)
-        self._ready.exception()  # asyncio complains of errors that nobody fetched; here another may have come first
+        self._warmed.set_exception(error)
+        self._warmed.exception()  # asyncio complains of errors that nobody fetched; here another may have come first
 
     def _end(self, reason: str) -> None:
         self.died.set()
-        if not self._ready.done():
+        if not self._warmed.done():
             self._fail(StartError(f"{reason} before it was ready; see its log above"))
         lost, self._sinks = self._sinks, {}
         if self._stopping:

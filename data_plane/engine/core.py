@@ -20,9 +20,11 @@ from data_plane.engine.messages import (
     FromEngine,
     Output,
     Progress,
+    Rung,
     SamplingParams,
     Stop,
     ToEngine,
+    Warm,
 )
 from data_plane.engine.request import Sequence
 from data_plane.engine.runner import Sampled
@@ -40,8 +42,11 @@ class EngineCore:
     """State of the loop. `step` is one turn; `run` is the loop."""
 
     def __init__(self, loaded: Loaded) -> None:
+        self._num_blocks, self._limits = loaded.num_blocks, loaded.limits
         self.pool = BlockPool(loaded.num_blocks)
         self.scheduler = Scheduler(self.pool, loaded.limits)
+        self.going: Rung | None = None
+        """Where it was told to go, once it has no work."""
         self.counters = Counters()
         self._runner = loaded.runner
         self._grammars = loaded.grammars
@@ -49,17 +54,30 @@ class EngineCore:
         self._max_len = loaded.max_model_len
         self._failures_in_a_row = 0
 
-    def run(self, socket: EngineSocket) -> None:
-        """Serve until told to stop or the other side is gone."""
+    def release(self) -> None:
+        """Give back what only a running engine needs; the weights stay in host memory."""
+        self._runner.release()
+
+    def restore(self) -> None:
+        """Have again what `release` gave back, with nothing cached. Repeating is safe."""
+        if self._runner.restore():
+            self.pool = BlockPool(self._num_blocks)
+            self.scheduler = Scheduler(self.pool, self._limits)
+
+    def run(self, socket: EngineSocket) -> Rung | None:
+        """Serve until told where to go next; None to stop, or once the other side is gone."""
         while True:
             idle = COMPILE_TICK_S if self._grammars.pending else IDLE_TICK_S
             messages = socket.receive(timeout_s=0.0 if self.scheduler.has_work else idle)
             if messages is None or not self.handle(messages):
-                return
+                return None
+            if self.going is not None and not self.scheduler.has_work:
+                rung, self.going = self.going, None
+                return rung
             if not messages and not self.scheduler.has_work:
                 self._grammars.warm()
             if not socket.send(self.turn()):
-                return
+                return None
 
     def turn(self) -> list[FromEngine]:
         """Admit what has been compiled, then one step if there is work; always says how things are."""
@@ -91,6 +109,8 @@ class EngineCore:
                     live = self.scheduler.get(id)
                     if live is not None:
                         self.scheduler.finish(live)
+            elif isinstance(message, Warm):
+                self.going = message.rung
             elif isinstance(message, Stop):
                 return False
         return True

@@ -8,7 +8,7 @@ from collections import deque
 from data_plane import log
 from data_plane.config import EngineConfig
 from data_plane.engine.ipc import EngineSocket
-from data_plane.engine.messages import Abort, Add, Counters, FromEngine, Output, Progress, Ready, Stop
+from data_plane.engine.messages import Abort, Add, Counters, FromEngine, Output, Progress, Ready, Rung, Stop, Warm
 from data_plane.errors import InvalidArgument
 from data_plane.loading.sources import resolve
 from data_plane.models.bert import BertEncoder
@@ -25,21 +25,33 @@ class EncoderCore:
         self._waiting: deque[Add] = deque()
         self._aborted: set[str] = set()
         self.counters = Counters()
+        self._going: Rung | None = None
 
-    def run(self, socket: EngineSocket) -> None:
+    def release(self) -> None:
+        self._encoder.release()
+
+    def restore(self) -> None:
+        self._encoder.restore()
+
+    def run(self, socket: EngineSocket) -> Rung | None:
         while True:
             messages = socket.receive(timeout_s=0.0 if self._waiting else IDLE_TICK_S)
             if messages is None:
-                return
+                return None
             for message in messages:
                 if isinstance(message, Add):
                     self._waiting.append(message)
                 elif isinstance(message, Abort):
                     self._aborted.update(message.ids)
+                elif isinstance(message, Warm):
+                    self._going = message.rung
                 elif isinstance(message, Stop):
-                    return
+                    return None
+            if self._going is not None and not self._waiting:
+                rung, self._going = self._going, None
+                return rung
             if not socket.send(self._turn()):
-                return
+                return None
 
     def _turn(self) -> list[FromEngine]:
         started = time.monotonic()

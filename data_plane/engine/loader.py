@@ -45,7 +45,7 @@ class Loaded:
 def load(config: EngineConfig) -> Loaded:
     """Load the model. Raises a StartError that says what to do."""
     started = time.monotonic()
-    device = _device(config)
+    device = device_of(config)
     path = resolve(config.model)
     checkpoint = open_checkpoint(path)
     check_family(checkpoint)
@@ -93,7 +93,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def _device(config: EngineConfig) -> str:
+def device_of(config: EngineConfig) -> str:
     """cuda (NVIDIA or AMD) or cpu. Without device files torch is not asked: its import is slow."""
     if config.device == "cpu":
         return "cpu"

@@ -13,6 +13,9 @@ import msgspec
 FRAME = struct.Struct("<I")
 MOST_FRAME_BYTES = 256 << 20
 
+Rung = Literal["ember", "asleep", "hot"]
+"""ember: all is imported, nothing loaded. asleep: weights are in host memory, the KV cache is gone. hot: it serves."""
+
 FinishReason = Literal["stop", "length", "abort", "error", "refused"]
 
 
@@ -59,6 +62,12 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
     """End the engine process; whatever runs is dropped."""
 
 
+class Warm(msgspec.Struct, frozen=True, tag="warm", array_like=True):
+    """Go to a rung. Told only while nothing runs."""
+
+    rung: Rung
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural log-probabilities of the chosen token and of the likeliest, by the model before sampling changes."""
 
@@ -89,7 +98,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    """The engine serves. Sizes in tokens; `phases` in seconds."""
+    """What was loaded. Sizes in tokens; `phases` in seconds."""
 
     device: str
     precision: str
@@ -101,6 +110,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     eos_token_ids: list[int]
     phases: dict[str, float]
     generates: bool = True
+
+
+class Warmed(msgspec.Struct, frozen=True, tag="warmed", array_like=True):
+    """The engine is at a rung now. `ready` once anything was loaded; `phases`: seconds of the way to here."""
+
+    rung: Rung
+    ready: Ready | None
+    phases: dict[str, float]
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
@@ -136,8 +153,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
     counters: Counters
 
 
-ToEngine = Add | Abort | Stop
-FromEngine = Output | Ready | Failed | Progress
+ToEngine = Add | Abort | Warm | Stop
+FromEngine = Output | Warmed | Failed | Progress
 
 encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

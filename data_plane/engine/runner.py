@@ -34,6 +34,7 @@ class Runner:
         self._model = model
         self._grammars = grammars
         self._block_size = block_size
+        self._num_blocks = num_blocks
         self.kv = model.new_cache(num_blocks, block_size)
         self._tables = np.zeros((max_num_seqs, -(-max_len // block_size)), np.int32)
         # whose blocks a row of the tables shows, and how many of them: a sequence gets a new list at every admission
@@ -41,6 +42,21 @@ class Runner:
         self._filled = [0] * max_num_seqs
         self._weight_bytes = model.weight_bytes()
         self._token_bytes = model.kv_token_bytes
+
+    def release(self) -> None:
+        """Give back the cache and the accelerator's memory."""
+        self.kv = None
+        self._model.release()
+
+    def restore(self) -> bool:
+        """Have them again. Returns whether they were gone."""
+        if self.kv is not None:
+            return False
+        self._model.restore()
+        self.kv = self._model.new_cache(self._num_blocks, self._block_size)
+        self._shown = [[] for _ in self._shown]
+        self._filled = [0] * len(self._filled)
+        return True
 
     def run(self, plan: list[Scheduled]) -> dict[str, Sampled]:
         """One forward pass. Returns what came of each sequence whose last token ran, by id.

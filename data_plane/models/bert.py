@@ -59,6 +59,14 @@ class BertEncoder:
     def weight_bytes(self) -> int:
         return sum(weight.nbytes for weight in self._weights.values())
 
+    def release(self) -> None:
+        """Move the weights to host memory, where they aren't there."""
+        self._weights = {name: weight.cpu() for name, weight in self._weights.items()}
+
+    def restore(self) -> None:
+        """Move them back."""
+        self._weights = {name: weight.to(self._device) for name, weight in self._weights.items()}
+
     @torch.inference_mode()
     def encode(self, texts: list[list[int]]) -> Array:
         """float32 [texts, hidden], each of length one. Texts are padded to the longest."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from data_plane.layers.linear import DenseLinear, load_dense, to_tensor
+from data_plane.layers.residence import move
 from data_plane.layers.rope import cos_sin_table
 from data_plane.loading.checkpoint import Checkpoint
 from data_plane.models.batch import Array, Batch
@@ -127,6 +128,13 @@ class LlamaModel:
 
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         return draw(logits, draws)
+
+    def release(self) -> None:
+        self._hidden = torch.empty(0)
+        move(self, torch.device("cpu"))
+
+    def restore(self) -> None:
+        move(self, self._device)
 
     def weight_bytes(self) -> int:
         """Bytes of weights that a step reads."""

@@ -60,6 +60,12 @@ class PackedLlamaModel:
     def weight_bytes(self) -> int:
         return self._bytes
 
+    def release(self) -> None:
+        """They are mapped from a file: the kernel keeps them as long as it has room."""
+
+    def restore(self) -> None:
+        """Nothing was moved."""
+
 
 def decoder_shape(
     spec: ModelSpec, *, block_size: int, most_tokens: int, threads: int, loudness: float = 0.0

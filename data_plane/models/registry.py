@@ -42,6 +42,14 @@ class Model(Protocol):
         """Bytes of weights that a step reads."""
         ...
 
+    def release(self) -> None:
+        """Move the weights to host memory, where they aren't there."""
+        ...
+
+    def restore(self) -> None:
+        """Move them back."""
+        ...
+
 
 def build(checkpoint: Checkpoint, dtype: str, device: torch.device, max_model_len: int) -> tuple[Model, str]:
     """Load a model for torch; returns it and the name of its kernels. dtype: float32, bfloat16 or float16."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from control_plane.domain import Address, Description, Endpoint, EndpointState, Phase, Replica, ReplicaState
-from control_plane.reconciler.plan import (
+from control_plane.domain import Address, Description, Endpoint, EndpointState, Phase, Replica, ReplicaState, Runtime
+from control_plane.reconciler.actions import (
     Action,
     ChangeEndpoint,
     ChangeReplica,
@@ -19,9 +19,8 @@ from control_plane.reconciler.plan import (
     RecordColdStart,
     Seen,
     Terminate,
-    backoff,
-    plan,
 )
+from control_plane.reconciler.plan import backoff, plan
 
 NOW = 1000.0
 POLICY = Policy(
@@ -44,7 +43,7 @@ def endpoint(**changes: Any) -> Endpoint:
         min_replicas=0, max_replicas=4, idle_timeout=300, max_wait=60, warmth="cold", paused=False, deleting=False,
         generation=1, runtime_generation=1, observed_generation=1, desired_replicas=1, state=EndpointState.READY,
         reason_code=None, reason="1 of 1 replicas ready", failures=0, retry_at=0, failed_generation=0, wake_at=0,
-        sleep_at=0, created_at=0, updated_at=0,
+        sleep_at=0, created_at=0, updated_at=0, stable_generation=1, stable_runtime=Runtime("m"),
     )  # fmt: skip
     return replace(base, **changes)
 

@@ -65,9 +65,14 @@ class World:
     prober: Prober
     now: float = 1000.0
 
+    def time(self) -> float:
+        return self.now
+
     def controller(self, owner: str = "one", timing: Timing = TIMING) -> Reconciler:
         providers = {"local-eu": self.cloud}
-        return Reconciler(self.store, providers, timing, owner=owner, clock=lambda: self.now, jitter=lambda: 1.0)
+        return Reconciler(
+            self.store, providers, timing, owner=owner, clock=self.time, monotonic=self.time, jitter=lambda: 1.0
+        )
 
     async def turn(self, controller: Reconciler, seconds: float = 1.0, times: int = 1) -> None:
         for _ in range(times):
@@ -95,7 +100,12 @@ async def healthy_server() -> AsyncIterator[Address]:
         return web.json_response({"status": "ok", "running": 0, "waiting": 0})
 
     app = web.Application()
+
+    async def completions(request: web.Request) -> web.Response:
+        return web.json_response({})
+
     app.router.add_get("/health", health)
+    app.router.add_post("/v1/completions", completions)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
+from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec, Rung
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.reconciler.probe import Health
 from tests.sim.clock import CURRENT
@@ -29,6 +29,8 @@ class Machine:
     hung: bool = False
     draining: bool = False
     busy: int = 0
+    rung: Rung = Rung.HOT
+    model: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -40,6 +42,7 @@ class Faults:
     time_out: float = 0.0
     created_then_lost: float = 0.0
     slow: float = 0.0
+    slow_create: float = 0.0
 
 
 class Cloud:
@@ -50,6 +53,8 @@ class Cloud:
         self.faults = Faults()
         self.machines: dict[str, Machine] = {}
         self.creations: dict[str, int] = {}
+        self.under_way = 0
+        """Creations that were asked for and haven't happened yet."""
         self.start_seconds = (0.5, 20.0)
 
     def now(self) -> float:
@@ -104,9 +109,12 @@ class Provider:
         if process is not None:
             process.check()
         draw, seconds = chance.random(), self._seconds()
+        if chance.random() < cloud.faults.slow_create:
+            seconds = chance.uniform(10.0, 40.0)
         fails = cloud.faults.refuse + cloud.faults.time_out
         if draw >= fails:
             # on its way: it takes effect even if who asked is dead by then
+            cloud.under_way += 1
             asyncio.get_running_loop().call_later(seconds, self._create, spec)
         await asyncio.sleep(seconds)
         if draw < cloud.faults.refuse:
@@ -121,12 +129,15 @@ class Provider:
     def _create(self, spec: ReplicaSpec) -> None:
         """An id is started once, however often it is asked for."""
         cloud, name = self._cloud, spec.replica_id
+        cloud.under_way -= 1
         if name in cloud.machines:
             return
         cloud.creations[name] = cloud.creations.get(name, 0) + 1
         address = Address("10.0.0.1", len(cloud.machines) % 60_000 + 1)
         ready_at = cloud.now() + cloud.chance.uniform(*cloud.start_seconds)
         cloud.machines[name] = Machine(name, spec.endpoint_name, self._region, address, cloud.now(), ready_at)
+        cloud.machines[name].rung = Rung(spec.rung)
+        cloud.machines[name].model = spec.model
 
     async def describe(self, replica_id: str) -> Description:
         await self._travel()
@@ -138,6 +149,8 @@ class Provider:
             return Description(Phase.FAILED, code="replica_lost", message="the machine died")
         if cloud.now() < machine.ready_at:
             return Description(Phase.STARTING)
+        if machine.model == "bad":
+            return Description(Phase.FAILED, code="model_not_found", message="no such model")
         return Description(Phase.RUNNING, machine.address)
 
     async def list_owned(self) -> Sequence[str]:
@@ -188,7 +201,25 @@ class Prober:
             await asyncio.sleep(self._timeout if machine is not None and machine.hung else 0.002)
             return Health(False, None)
         await asyncio.sleep(0.002)
-        return Health(True, machine.busy)
+        return Health(True, machine.busy, machine.rung)
+
+    async def prove(self, replica_id: str, address: Address, model: str) -> str:
+        return "" if await self.cloud.serve(replica_id, 0.05) else "/v1/completions: no answer"
+
+    async def rest(self, replica_id: str, address: Address, rung: Rung) -> None:
+        self._warm(replica_id, rung)
+
+    async def wake(self, replica_id: str, address: Address) -> None:
+        await asyncio.sleep(self.cloud.chance.uniform(0.05, 1.0))
+        self._warm(replica_id, Rung.HOT)
+
+    def _warm(self, replica_id: str, rung: Rung) -> None:
+        machine = self.cloud.machines.get(replica_id)
+        if machine is None or machine.hung or machine.lost or not self.cloud.exists(replica_id):
+            raise ProviderError("no answer", code="warmth_failed")
+        if rung is not Rung.HOT and machine.busy:
+            raise ProviderError("it has work", code="warmth_failed")
+        machine.rung = rung
 
     async def close(self) -> None:
         pass
