@@ -199,6 +199,7 @@ def _controller(platform: Platform, relaxed: Timing, gateway_urls: dict[str, str
         timing,
         owner=owner,
         link=platform.link,
+        replica_token=platform.secret.replica_token,
         tracing=platform.tracing,
     )
     loops: list[Loop] = [reconciler.run, Autoscaler(platform.store, relaxed).run]
