@@ -7,6 +7,10 @@ import pytest
 from control_plane.config import load_settings
 from control_plane.domain import Address
 from control_plane.errors import ConfigError
+from control_plane.providers.catalogue import open_providers
+from control_plane.security.secret import load_secret
+
+RAY = '{"address": "127.0.0.1:6379", "token_file": "/none/token"}'
 
 
 def test_flags_beat_the_environment_beats_the_file_beats_defaults(tmp_path: Path) -> None:
@@ -42,6 +46,13 @@ def test_regions_take_the_next_ports_unless_they_have_their_own(tmp_path: Path) 
         ({"INGLE_REGIONS": "[]"}, "regions"),
         ({"INGLE_REGIONS": '[{"name": "A b"}]'}, "regions.0.name"),
         ({"INGLE_REGIONS": '[{"name": "a"}, {"name": "a"}]'}, "regions"),
+        ({"INGLE_REGIONS": '[{"name": "a", "jurisdiction": "France"}]'}, "regions.0.jurisdiction"),
+        ({"INGLE_REGIONS": '[{"name": "a", "provider": "cloud"}]'}, "regions.0.provider"),
+        ({"INGLE_REGIONS": '[{"name": "a", "provider": "ray"}]'}, "regions.0: ray"),
+        ({"INGLE_REGIONS": f'[{{"name": "a", "ray": {RAY}}}]'}, "regions.0: ray"),
+        ({"INGLE_REGIONS": f'[{{"name": "a", "provider": "ray", "ray": {RAY}}}]'}, "replica_tls"),
+        ({"INGLE_REGIONS": '[{"name": "a", "provider": "ray", "ray": {"token_file": "t"}}]'}, "regions.0.ray.address"),
+        ({"INGLE_REGIONS": '[{"name": "a", "ray": {"address": "h:1", "token_file": "t", "cpus": 0}}]'}, "ray.cpus"),
         ({"INGLE_LIMITS__MAX_HELD": "-1"}, "limits.max_held"),
         ({"INGLE_LIMITS__MAX_HELD": "many"}, "limits.max_held"),
         ({"INGLE_TIMING__TICK": "0"}, "timing.tick"),
@@ -51,6 +62,17 @@ def test_regions_take_the_next_ports_unless_they_have_their_own(tmp_path: Path) 
 def test_a_bad_value_is_named(tmp_path: Path, env: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load_settings({"home": tmp_path}, env)
+
+
+def test_a_region_on_ray_is_private_and_needs_its_token(tmp_path: Path) -> None:
+    regions = f'[{{"name": "fr-1", "jurisdiction": "FR", "provider": "ray", "ray": {RAY}}}]'
+    settings = load_settings({"home": tmp_path, "replica_tls": True}, {"INGLE_REGIONS": regions})
+    (region,) = settings.regions
+    assert (region.jurisdiction, region.provider) == ("FR", "ray")
+    assert region.ray is not None
+    assert (region.ray.label, region.ray.value, region.ray.cpus) == ("region", None, 1.0)
+    with pytest.raises(ConfigError, match=r"region fr-1: ray\.token_file /none/token"):
+        open_providers(settings, load_secret(tmp_path), None)
 
 
 @pytest.mark.parametrize("text", ["not toml", "unknown_field = 1", "[limits]\nmax_hold = 1"])

@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -203,7 +204,8 @@ async def test_another_token_opens_nothing_and_is_not_told(make: Make, cluster: 
 
 
 async def test_a_replica_takes_up_renewed_certificates(make: Make, tmp_path: Path) -> None:
-    mesh = Mesh(CertificateAuthority(tmp_path / "ca", 90), 3.0)
+    authority = CertificateAuthority(tmp_path / "ca", 90)
+    mesh = Mesh(authority, 3600.0)
     provider = make(mesh=mesh)
     await provider.ensure(spec("rep_a"))
     running = await becomes(provider, "rep_a", Phase.RUNNING)
@@ -211,9 +213,16 @@ async def test_a_replica_takes_up_renewed_certificates(make: Make, tmp_path: Pat
     with pytest.raises(aiohttp.ClientError):
         await get(f"http://{running.address}/health")
     first = await shown(mesh, running.address)
+    (pair,) = tmp_path.glob("ray/*.pem")
+    mesh.forget(pair)
+    pair.unlink()  # as if it were due
     async with asyncio.timeout(30):
         while await shown(mesh, running.address) == first:
-            mesh.refresh()
+            await becomes(provider, "rep_a", Phase.RUNNING)
+    authority.roll_over(time.time())
+    (kept,) = tmp_path.glob("*/replicas/rep_a/authority.pem")
+    async with asyncio.timeout(30):
+        while kept.read_text() != authority.ca_file.read_text():
             await becomes(provider, "rep_a", Phase.RUNNING)
     await provider.drain("rep_a")
     await gone(provider, "rep_a")

@@ -14,7 +14,7 @@ from control_plane.api import schemas
 from control_plane.client import AdminClient
 from control_plane.providers.processes import MARK, marked, start_time
 from tests.contract.providers.clusters import Cluster, Node
-from tests.control_plane.harness import Installation, chat, create, free_port, installed, until
+from tests.control_plane.harness import Installation, chat, create, free_port, ingle, installed, until
 
 
 @pytest.fixture
@@ -80,6 +80,8 @@ def test_a_region_without_nodes_waits_with_its_reason_and_nothing_starts_elsewhe
         assert (regions["fr-1"].jurisdiction, regions["fr-1"].provider) == ("FR", "ray")
         assert regions["moon-1"].accelerators == {}
         assert regions["moon-1"].trouble is not None
+        told = ingle(home_on_ray.home, "region", "show", "fr-1", "-o", "json")
+        assert json.loads(told.stdout) == regions["fr-1"].model_dump(mode="json")
         admin.create_endpoint({"name": "lost", "region": "moon-1", "model": "fast", "min_replicas": 1})
 
         def waits() -> schemas.Endpoint | None:
