@@ -21,11 +21,15 @@ class Provider(Protocol):
     async def ensure(self, spec: ReplicaSpec) -> None:
         """Start the replica if it never was.
 
-        Raises ProviderRefused when nothing was created and it is known; ProviderError when that isn't known.
+        Raises ProviderRefused when nothing was created and it is known, with code `unknown_region`,
+        `accelerator_not_offered` or `no_capacity`; ProviderError when that isn't known.
         """
 
     async def describe(self, replica_id: str) -> Description:
-        """How the replica is. ABSENT means that nothing of it runs or costs money."""
+        """How the replica is. ABSENT means that nothing of it runs or costs money.
+
+        Raises ProviderError where that can't be known now: then the replica is as it was seen last.
+        """
 
     async def list_owned(self) -> Sequence[str]:
         """Ids of all replicas of this installation that aren't ABSENT, whether or not a database knows them."""

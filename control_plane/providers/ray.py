@@ -13,6 +13,7 @@ from typing import Any
 from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderRefused
 from control_plane.providers.draining import ask_to_drain
+from control_plane.providers.last_logs import LastLogs
 from control_plane.providers.local import Tokens
 from control_plane.providers.ray_link import RayLink
 from control_plane.providers.ray_replica import PYTHON
@@ -50,7 +51,7 @@ class Node:
 class RayProvider:
     """Implements `Provider` with actors of one cluster; `spots` are its regions by name.
 
-    `home` is a folder of the control plane for certificates, `node_home` one of each node, `terminate_grace` is in
+    `home` is the control plane's, for certificates and last logs, `node_home` one of each node, `terminate_grace` is in
     seconds, and `log_bytes` bounds each of a replica's two log files.
     """
 
@@ -72,6 +73,7 @@ class RayProvider:
         self._secret = secret
         self._namespace = namespace
         self._pairs = private_folder(home / "ray")
+        self._last_logs = LastLogs(home / "ray" / "logs")
         self._node_home = node_home
         self._spots = dict(spots)
         self._command = [PYTHON if word == sys.executable else word for word in command]
@@ -121,7 +123,10 @@ class RayProvider:
             await ask_to_drain(self._link, replica_id, found.address, self._secret.replica_token(replica_id))
 
     async def terminate(self, replica_id: str) -> None:
-        await self._cluster.call("terminate", replica_id=replica_id)
+        last = await self._cluster.call("terminate", replica_id=replica_id)
+        if last is not None:
+            lines, position = last
+            await asyncio.to_thread(self._last_logs.keep, replica_id, lines, position)
         self._sent.pop(replica_id, None)
         path = self._pair_file(replica_id)
         if self._mesh is not None:
@@ -129,8 +134,11 @@ class RayProvider:
         await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def logs(self, replica_id: str, lines: int, after: int | None = None) -> tuple[list[str], int]:
-        """What the replica logged and the position to go on `after`, as of a local one; nothing once it is gone."""
-        said, position = await self._cluster.call("logs", replica_id=replica_id, lines=lines, after=after)
+        """What the replica logged and the position to go on `after`, as of a local one."""
+        found = await self._cluster.call("logs", replica_id=replica_id, lines=lines, after=after)
+        if found is None:
+            return await asyncio.to_thread(self._last_logs.read, replica_id, lines, after)
+        said, position = found
         return [str(line) for line in said], int(position)
 
     async def close(self) -> None:

@@ -31,6 +31,7 @@ _ANSWER_SECONDS = 5.0
 _BEING_MADE_SECONDS = 5.0
 _HUNG_SECONDS = 15.0
 _ENDED_KEPT = 4096
+_LAST_LINES = 200
 Json = dict[str, Any]
 
 
@@ -91,29 +92,36 @@ class Driver:
         found = kv._internal_kv_list(LIVE, namespace=self._namespace)
         return sorted({key.decode().removeprefix(LIVE) for key in found} | set(ray.util.list_named_actors()))
 
-    def terminate(self, replica_id: str) -> None:
+    def terminate(self, replica_id: str) -> tuple[list[str], int] | None:
+        """Returns what it logged last, when it is seen to be gone just now."""
+        last = None
         if not self._has(ENDED, replica_id):
             self._put(ENDED, replica_id)
             self._forget_old()
         actor = self._actor(replica_id)
         if actor is not None:
-            if self._has(STARTED, replica_id) and not self._ends(actor, replica_id):
-                return
+            if self._has(STARTED, replica_id):
+                if not self._ends(actor, replica_id):
+                    return None
+                with suppress(RayError):  # its supervisor is dead, or as good as that
+                    last = self.logs(replica_id, _LAST_LINES, None)
             ray.kill(actor)
         with suppress(ValueError):  # most have none
             remove_placement_group(get_placement_group(self._group_name(replica_id)))
         for mark in (LIVE, STARTED):
             kv._internal_kv_del(mark + replica_id, namespace=self._namespace)
+        return last
 
     def equip(self, replica_id: str, pair: str, authority: str) -> None:
         actor = self._actor(replica_id)
         if actor is not None:
             ray.get(actor.equip.remote(pair, authority), timeout=_ANSWER_SECONDS)
 
-    def logs(self, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int]:
+    def logs(self, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int] | None:
+        """None where there is nobody to ask."""
         actor = self._actor(replica_id)
         if actor is None or not self._has(STARTED, replica_id):
-            return [], 0
+            return None
         said, position = ray.get(actor.logs.remote(lines, after), timeout=_ANSWER_SECONDS)
         return said, position
 

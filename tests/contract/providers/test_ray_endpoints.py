@@ -64,7 +64,13 @@ def test_an_endpoint_moves_to_a_cluster_by_its_region_alone(home_on_ray: Install
             assert f"INGLE_REGION={region}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             assert host in (None, (replica.address or "").rpartition(":")[0])
             assert any("starting" in line for logs in admin.logs("moved") for line in logs.lines)
-            if host is not None:
+            if host is None:
+                admin.update_endpoint("moved", {"min_replicas": 0})
+                admin.sleep_endpoint("moved")
+                until(lambda: admin.endpoint("moved").state == "zero", "it sleeps")
+                until(lambda: any("starting" in line for logs in admin.logs("moved") for line in logs.lines),
+                      "what it logged is kept")  # fmt: skip
+            else:
                 admin.delete_endpoint("moved")
                 until(lambda: "moved" not in {one.name for one in admin.endpoints()}, "it is deleted")
     assert program.stop() == 0
