@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-gateway bench-peers sim clients fuzz canaries clean
+.PHONY: help setup demo up test check format bench bench-gateway bench-peers bench-scaler sim clients fuzz canaries clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +55,10 @@ format: $(VENV)/.dev  ## format and fix what can be fixed
 bench: setup $(VENV)/.dev  ## the benchmarks, beside the peers that are installed
 	@$(BIN)/python -m tests.bench $(ARGS)
 	@$(BIN)/python -m tests.bench.gateway
+	@$(BIN)/python -m tests.bench.scaler
+
+bench-scaler: $(VENV)/.dev  ## a week's bursty trace under our scaler, beside a naive rule and Knative's; simulated time
+	@$(BIN)/python -m tests.bench.scaler $(ARGS)
 
 bench-gateway: setup $(VENV)/.dev  ## what the gateway adds, beside a bare proxy and, if installed, LiteLLM's
 	@$(BIN)/python -m tests.bench.gateway $(ARGS)

@@ -65,9 +65,11 @@ def stage(rate: float, days: float, seed: int) -> Stage:
     return Stage(traffic, speed_of(found, traffic.mean_context()), Starts(cold), accelerator.price_per_hour)
 
 
-def cheapest(on: Stage, rule: str, attain: float, rounds: int) -> Found | None:
-    """The greatest target for which `attain` of the requests keep the bound, by bisection. None where none does."""
-    low, high = 1.0, 2.0 * on.speed.slots
+def cheapest(on: Stage, rule: str, attain: float, rounds: int, low: float = 1.0, high: float = 120.0) -> Found | None:
+    """The greatest target between `low` and `high` for which `attain` of the requests keep the bound, by bisection.
+
+    None where none does.
+    """
     best = None
     for _ in range(rounds):
         target = math.sqrt(low * high)
