@@ -70,11 +70,11 @@ class Fitting(BaseModel):
     kv_kb_per_token: float
     cache_tokens: int
     users: int
-    ttft: float
-    """Seconds, of a prompt of half the context on an idle replica."""
-    tokens_per_s: float
+    ttft: float | None
+    """Seconds, of a prompt of half the context on an idle replica; None, as are speeds, where it doesn't fit."""
+    tokens_per_s: float | None
     """Of one stream, half the context in."""
-    tokens_per_s_full: float
+    tokens_per_s_full: float | None
     """Of all streams together, with as many as fit."""
     price_per_hour: float | None
     measured: bool
@@ -212,9 +212,9 @@ def fit_(
                 kv_kb_per_token=round(one.kv_per_token / 1000, 1),
                 cache_tokens=one.kv_tokens,
                 users=one.users,
-                ttft=round(one.prefill_seconds(half), 3),
-                tokens_per_s=round(one.tokens_per_second(1, half), 1),
-                tokens_per_s_full=round(one.tokens_per_second(one.slots(half), half), 1),
+                ttft=round(one.prefill_seconds(half), 3) if one.fits else None,
+                tokens_per_s=round(one.tokens_per_second(1, half), 1) if one.fits else None,
+                tokens_per_s_full=round(one.tokens_per_second(one.slots(half), half), 1) if one.fits else None,
                 price_per_hour=None if price is None else round(price * one.machine.count, 3),
                 measured=one.machine.efficiency.measured,
             )
