@@ -30,6 +30,7 @@ from control_plane.api.metering import MeteringOperations
 from control_plane.api.observing import ObservingOperations
 from control_plane.api.places import Places
 from control_plane.api.platform import PlatformOperations
+from control_plane.api.rollouts import RolloutOperations
 from control_plane.api.server import AdminApi
 from control_plane.api.trial import Trials
 from control_plane.autoscaler.loop import Autoscaler
@@ -280,10 +281,12 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     settings = platform.settings
     places = Places(settings, platform.providers.offers)
     signer = AuditSigner(platform.secret)
+    on_endpoints = EndpointOperations(platform.store, places, platform.providers.logs)
     live = LiveOperations(platform.store, platform.secret, platform.link)
     trials = Trials(platform.store, platform.secret, places, signer.seal, platform.authority.ca_file)
     operations = [
-        *EndpointOperations(platform.store, places, platform.providers.logs).table(),
+        *on_endpoints.table(),
+        *RolloutOperations(platform.store, on_endpoints.view).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
         *live.table(),

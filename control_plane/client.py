@@ -92,6 +92,19 @@ class AdminClient:
         headers = {} if if_generation is None else {"If-Match": f'"{if_generation}"'}
         return self._one(schemas.Endpoint, "PATCH", f"/endpoints/{_part(name)}", changes, headers)
 
+    def generations(self, name: str) -> list[schemas.Generation]:
+        """Newest first."""
+        return self._page(schemas.Generation, f"/endpoints/{_part(name)}/generations", {"limit": "100"})[0]
+
+    def roll_back(self, name: str, to: int | None = None) -> schemas.Endpoint:
+        return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/rollback", {"to": to})
+
+    def promote(self, name: str) -> schemas.Endpoint:
+        return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/promote")
+
+    def rungs(self, name: str) -> list[schemas.RungFigures]:
+        return self._page(schemas.RungFigures, f"/endpoints/{_part(name)}/warmth", {})[0]
+
     def delete_endpoint(self, name: str) -> schemas.Endpoint:
         return self._one(schemas.Endpoint, "DELETE", f"/endpoints/{_part(name)}")
 

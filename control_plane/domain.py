@@ -213,6 +213,8 @@ class Endpoint:
     ttft_slo: float | None = None
     """Seconds to the first token that 95 of 100 requests should keep."""
     schedule: tuple[Window, ...] = ()
+    warmth_by_wait: bool = False
+    """Whether `warmth` is the cheapest that meets `max_wait`, and is looked at again as more is measured."""
     canary: int | None = None
     """Percent of requests that a generation gets which isn't stable yet; None rolls it out."""
     stable_generation: int = 0

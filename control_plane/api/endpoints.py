@@ -11,6 +11,7 @@ from control_plane import domain
 from control_plane.api import schemas, views
 from control_plane.api.operations import PAGED, Answer, Call, Operation, Page, Parameter, limit_of, number_of
 from control_plane.api.places import Places
+from control_plane.api.rollouts import choice_for, figures_of
 from control_plane.domain import Role
 from control_plane.errors import NotFound, Unprocessable
 from control_plane.observe.logs import redact
@@ -18,10 +19,15 @@ from control_plane.planning import presets
 from control_plane.planning.admission import require_fit
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
+from control_plane.warmth import choose
 
-_MAY_BE_NULL = frozenset({"gpu", "preset", *schemas.Limits.model_fields})
+_MAY_BE_NULL = frozenset({"gpu", "preset", "ttft_slo", "canary", *schemas.Limits.model_fields})
 LogReader = Callable[[str, str, int, int | None], Awaitable[tuple[list[str], int]]]
 """Region, replica id, most lines, position after which → lines that it logged, and the next position."""
+_NO_CANARY = {
+    True: "a canary is of a change: give model, gpu or engine_args with it",
+    False: "there is nothing that serves beside a canary: wait until the endpoint was ready once",
+}
 _FOLLOWED = 20
 """Of an endpoint's newest replicas, at once."""
 
@@ -73,11 +79,14 @@ class EndpointOperations:
             spec = asked.model_dump(exclude={"tenant"})
             spec["engine_args"] = list(presets.resolve(asked.preset, asked.engine_args))
             require_fit(asked.model, asked.gpu, asked.gpus, spec["engine_args"])
+            why = await _settle_warmth(session, asked, spec, call.now)
             made = await endpoints.create_endpoint(session, tenant.id, spec, call.now)
+            if why:
+                endpoints.add_event(session, made, call.now, "warmth", None, f"{made.warmth}: {why}")
             await call.audit(
                 session, "endpoint.create", made.name, **asked.model_dump(exclude_unset=True, exclude={"name"})
             )
-            view = await self._view(session, made)
+            view = await self.view(session, made)
             call.once.remember(session, 202, view.model_dump())
             return Answer(view, 202, made.generation)
 
@@ -113,11 +122,12 @@ class EndpointOperations:
     async def show(self, call: Call) -> Answer:
         async with self._store.read() as session:
             found = await endpoints.get_endpoint(session, call.path["name"])
-            return Answer(await self._view(session, found), generation=found.generation)
+            return Answer(await self.view(session, found), generation=found.generation)
 
     async def update(self, call: Call) -> Answer:
         asked: schemas.EndpointUpdate = call.body
-        changes: dict[str, Any] = {name: getattr(asked, name) for name in call.given}
+        given = asked.model_dump(include=set(call.given))
+        changes: dict[str, Any] = {name: given[name] for name in call.given}
         for name, value in changes.items():
             if value is None and name not in _MAY_BE_NULL:
                 raise Unprocessable(f"{name} can't be null", param=name)
@@ -127,32 +137,41 @@ class EndpointOperations:
             high = changes.get("max_replicas", before.max_replicas)
             if low > high:
                 raise Unprocessable(f"min_replicas {low} is more than max_replicas {high}", param="min_replicas")
-            if changes.get("warmth", before.warmth) == "hot" and low == 0:
+            by_wait = changes.get("warmth") == "auto" or ("warmth" not in changes and before.warmth_by_wait)
+            if not by_wait and changes.get("warmth", before.warmth) == "hot" and low == 0:
                 raise Unprocessable("warmth hot needs min_replicas of 1 or more", param="min_replicas")
             changes |= _runtime_changes(before, changes)
+            if "warmth" in changes:
+                changes["warmth_by_wait"] = by_wait
+            if by_wait and {"warmth", "max_wait"} & changes.keys():
+                wait = changes.get("max_wait", before.max_wait)
+                changes["warmth"], _ = choose(await figures_of(session, before, call.now), wait)
+            _settle_canary(before, changes)
             after = await endpoints.update_endpoint(
                 session, before.name, changes, call.now, if_generation=call.if_generation
             )
+            if after.canary is not None and (after.proven or after.stable_runtime is None):
+                raise Unprocessable(_NO_CANARY[after.proven], param="canary")
             await call.audit(session, "endpoint.update", after.name, **changes)
-            return Answer(await self._view(session, after), 202, after.generation)
+            return Answer(await self.view(session, after), 202, after.generation)
 
     async def delete(self, call: Call) -> Answer:
         async with self._store.write() as session:
             found = await endpoints.request_delete(session, call.path["name"], call.now)
             await call.audit(session, "endpoint.delete", found.name)
-            return Answer(await self._view(session, found), 202)
+            return Answer(await self.view(session, found), 202)
 
     async def wake(self, call: Call) -> Answer:
         async with self._store.write() as session:
             found = await endpoints.request_wake(session, call.path["name"], call.now)
             await call.audit(session, "endpoint.wake", found.name)
-            return Answer(await self._view(session, found), 202)
+            return Answer(await self.view(session, found), 202)
 
     async def sleep(self, call: Call) -> Answer:
         async with self._store.write() as session:
             found = await endpoints.request_sleep(session, call.path["name"], call.now)
             await call.audit(session, "endpoint.sleep", found.name)
-            return Answer(await self._view(session, found), 202)
+            return Answer(await self.view(session, found), 202)
 
     async def events(self, call: Call) -> Page:
         limit = limit_of(call.query)
@@ -184,7 +203,7 @@ class EndpointOperations:
                 items.append(schemas.Logs(replica=replica.id, state=replica.state, lines=safe))
         return Page(list(items), ",".join(f"{name}:{position}" for name, position in positions.items()) or "none:0")
 
-    async def _view(self, session: AsyncSession, item: domain.Endpoint) -> schemas.Endpoint:
+    async def view(self, session: AsyncSession, item: domain.Endpoint) -> schemas.Endpoint:
         try:
             tenant = (await tenants.get_tenant(session, item.tenant_id)).name
         except NotFound:
@@ -198,6 +217,24 @@ class EndpointOperations:
             url=self._places.endpoint_url(gateway, item.region, item.name),
             cold_start_ms=starts.get(item.id),
         )
+
+
+async def _settle_warmth(session: AsyncSession, asked: schemas.EndpointCreate, spec: dict[str, Any], now: float) -> str:
+    """What is kept while nobody calls, where that is to be found out. Returns why it was chosen."""
+    spec["warmth_by_wait"] = asked.warmth == "auto" or (asked.warmth is None and "max_wait" in asked.model_fields_set)
+    if not spec["warmth_by_wait"]:
+        spec["warmth"] = asked.warmth or "cold"
+        return ""
+    spec["warmth"], why = await choice_for(
+        session, asked.model, asked.region, asked.gpu, asked.gpus, asked.max_wait, now
+    )
+    return why
+
+
+def _settle_canary(before: domain.Endpoint, changes: dict[str, Any]) -> None:
+    """A change that doesn't ask for a canary is rolled out."""
+    if before.canary is not None and "canary" not in changes and endpoints.RUNTIME_FIELDS & changes.keys():
+        changes["canary"] = None
 
 
 def _runtime_changes(before: domain.Endpoint, changes: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Call:
     seal: audit.Seal
     now: float
 
-    async def audit(self, session: AsyncSession, action: str, target: str, **detail: Any) -> None:
+    async def audit(self, session: AsyncSession, action: str, target: str, /, **detail: Any) -> None:
         """Record, in the change's own transaction, who did it."""
         await audit.add_audit(
             session,

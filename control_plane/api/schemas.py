@@ -6,6 +6,7 @@ Durations are in seconds, times are ISO 8601 in UTC.
 from __future__ import annotations
 
 import ipaddress
+import zoneinfo
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -32,7 +33,22 @@ Preset = Annotated[
     Literal["chat", "throughput", "edge"],
     Field(description="engine settings by scenario, put into engine_args where those don't give them"),
 ]
-Warmth = Literal["cold", "hot"]
+
+
+def _zone(text: str) -> str:
+    if text not in zoneinfo.available_timezones():
+        raise ValueError(f"{text!r} isn't a time zone, such as Europe/Berlin")
+    return text
+
+
+Warmth = Annotated[
+    Literal["cold", "ember", "asleep", "hot", "auto"],
+    Field(description="what is kept while nobody calls; auto is the cheapest that meets max_wait"),
+]
+Target = Annotated[float, Field(ge=0.5, le=100_000, description="requests at once that a replica should carry")]
+Slo = Annotated[float, Field(gt=0, le=3600, description="seconds to the first token that 95 of 100 should keep")]
+Canary = Annotated[int, Field(ge=1, le=99, description="percent of requests for a generation that is tried")]
+Zone = Annotated[str, AfterValidator(_zone), Field(max_length=64, description="a time zone's IANA name")]
 PerMinute = Annotated[int, Field(ge=1, le=10**12)]
 Budget = Annotated[float, Field(gt=0, le=10**9, description="a UTC month's, in the price book's currency")]
 Price = Annotated[float, Field(ge=0, le=10**6)]
@@ -59,6 +75,22 @@ class Limits(Input):
     monthly_budget: Budget | None = None
 
 
+class Window(Input):
+    """A part of the week with a minimum of its own; `start` and `end` are minutes after midnight in `zone`.
+
+    `days` count from Monday, 0. Where `end` isn't after `start` it is the next day's.
+    """
+
+    days: Annotated[list[Annotated[int, Field(ge=0, le=6)]], Field(min_length=1, max_length=7)]
+    start: Annotated[int, Field(ge=0, le=1439)]
+    end: Annotated[int, Field(ge=0, le=1440)]
+    min_replicas: Annotated[int, Field(ge=1, le=64)]
+    zone: Zone = "UTC"
+
+
+Schedule = Annotated[list[Window], Field(max_length=50)]
+
+
 class EndpointCreate(Limits):
     name: Name
     region: Name
@@ -73,7 +105,11 @@ class EndpointCreate(Limits):
     idle_timeout: IdleTimeout = 300.0
     max_wait: MaxWait = 60.0
     retention: Retention = 90 * 86_400.0
-    warmth: Warmth = "cold"
+    warmth: Warmth | None = None
+    """Nothing is cold, or auto where `max_wait` is given."""
+    target: Target = 16.0
+    ttft_slo: Slo | None = None
+    schedule: Schedule = []
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> EndpointCreate:
@@ -87,6 +123,7 @@ class EndpointCreate(Limits):
 class EndpointUpdate(Limits):
     model: Model | None = None
     gpu: Gpu | None = None
+    gpus: Annotated[int, Field(ge=0, le=1)] | None = None
     engine_args: EngineArgs | None = None
     preset: Preset | None = None
     min_replicas: Replicas | None = None
@@ -95,6 +132,10 @@ class EndpointUpdate(Limits):
     max_wait: MaxWait | None = None
     retention: Retention | None = None
     warmth: Warmth | None = None
+    target: Target | None = None
+    ttft_slo: Slo | None = None
+    schedule: Schedule | None = None
+    canary: Canary | None = None
     paused: bool | None = None
 
 
@@ -132,6 +173,11 @@ class PricesCreate(Input):
     accelerators: Annotated[dict[Annotated[str, Field(max_length=64)], Price], Field(max_length=100)]
 
 
+class Rollback(Input):
+    to: Annotated[int, Field(ge=1)] | None = None
+    """A generation; the last that served before this one where nothing is said."""
+
+
 class KeyRotate(Input):
     grace_seconds: Grace = 0.0
 
@@ -155,6 +201,7 @@ class Replica(BaseModel):
     ready_at: str | None
     terminated_at: str | None
     startup_ms: float | None
+    rung: str
 
 
 class Endpoint(BaseModel):
@@ -180,6 +227,14 @@ class Endpoint(BaseModel):
     max_wait: float
     retention: float
     warmth: str
+    warmth_by_wait: bool
+    """Whether it is the cheapest that meets `max_wait`."""
+    target: float
+    ttft_slo: float | None
+    schedule: list[Window]
+    canary: int | None
+    stable_generation: int
+    """The last that was seen to serve; 0 before any did."""
     paused: bool
     limits: Limits
     cold_start_ms: float | None
@@ -198,6 +253,35 @@ class Event(BaseModel):
     state: str
     code: str | None
     message: str
+
+
+class Generation(BaseModel):
+    """`outcome` is pending, serving, served, failed or superseded."""
+
+    generation: int
+    at: str
+    outcome: str
+    changed: list[str]
+    code: str | None
+    reason: str
+    settled_at: str | None
+    spec: dict[str, Any]
+
+
+class RungFigures(BaseModel):
+    """What a rung of warmth takes from a request to its first token, and costs. Times in milliseconds.
+
+    `measured` is from how many ways up; 0 is an estimate from cold starts.
+    """
+
+    rung: str
+    chosen: bool
+    price_per_hour: float
+    currency: str
+    first_token_ms: float | None
+    p95_ms: float | None
+    measured: int
+    phases: dict[str, float]
 
 
 class Logs(BaseModel):

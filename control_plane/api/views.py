@@ -45,6 +45,12 @@ def endpoint(
         max_wait=item.max_wait,
         retention=item.retention,
         warmth=item.warmth,
+        warmth_by_wait=item.warmth_by_wait,
+        target=item.target,
+        ttft_slo=item.ttft_slo,
+        schedule=[schemas.Window(**{**asdict(window), "days": list(window.days)}) for window in item.schedule],
+        canary=item.canary,
+        stable_generation=item.stable_generation,
         paused=item.paused,
         limits=limits(item.quota),
         cold_start_ms=None if cold_start_ms is None else round(cold_start_ms, 1),
@@ -65,6 +71,7 @@ def replica(item: domain.Replica) -> schemas.Replica:
         ready_at=_maybe(item.ready_at),
         terminated_at=_maybe(item.terminated_at),
         startup_ms=item.startup_ms,
+        rung=item.rung,
     )
 
 

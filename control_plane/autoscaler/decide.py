@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from control_plane.autoscaler.demand import SLOW_SECONDS, Load, Memory
-from control_plane.domain import Endpoint, Replica, ReplicaState, Window
+from control_plane.domain import Endpoint, Replica, ReplicaState, Rung, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,8 @@ def decide(
 def minimum(endpoint: Endpoint, now: float) -> Decision:
     """The least that is always there, or in this part of the week."""
     best = Decision(endpoint.min_replicas, f"at least {endpoint.min_replicas} asked for", "minimum")
+    if endpoint.warmth == Rung.HOT and best.replicas == 0:
+        best = Decision(1, f"hot: no colder rung gives a first token within {endpoint.max_wait:g} s", "warmth")
     for window in endpoint.schedule:
         if window.min_replicas > best.replicas and within(window, now):
             best = Decision(window.min_replicas, f"at least {window.min_replicas} by schedule", "schedule")

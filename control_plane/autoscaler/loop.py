@@ -12,10 +12,12 @@ from control_plane.autoscaler.retention import enforce_retention
 from control_plane.config import Timing
 from control_plane.domain import Demand, Endpoint, Replica
 from control_plane.errors import StoreUnavailable
+from control_plane.metering.prices import in_force
 from control_plane.observe.logs import event
 from control_plane.steady import Steady
-from control_plane.store import endpoints, limits, replicas, scaler, traffic
+from control_plane.store import endpoints, limits, prices, replicas, scaler, traffic, warmth
 from control_plane.store.database import Store
+from control_plane.warmth import choose, figures
 
 _TIDY_SECONDS = 3600.0
 _GATEWAY_MEMORY = 7 * 86_400.0
@@ -23,6 +25,7 @@ _HISTORY = 90 * 86_400.0
 _KEEP_SECONDS = 5.0
 """How often what it remembers is written down."""
 _MEASURE_SECONDS = 5.0
+_CHOOSE_SECONDS = 5.0
 _POINT = 60
 """Seconds that a measured point tells of."""
 _POINT_AGE = 150.0
@@ -47,7 +50,7 @@ class Autoscaler:
         self._aim = aim
         self._times = LocalTimes(Steady(monotonic))
         self._memories: dict[str, Memory] | None = None
-        self._kept_at = self._measured_at = float("-inf")
+        self._kept_at = self._measured_at = self._chosen_at = float("-inf")
         self._signals: dict[str, Signals] = {}
         self._poke = store.subscribe("demand", "endpoints")
 
@@ -95,6 +98,7 @@ class Autoscaler:
         names = {endpoint.id for endpoint in known}
         self._memories = {key: memory for key, memory in self._memories.items() if key in names}
         self._times.keep(known, [replica for own in running.values() for replica in own], reports)
+        await self._choose_rungs(known, now)
         await self._keep(now)
 
     def _decide(
@@ -119,6 +123,23 @@ class Autoscaler:
                 term=decision.term,
                 why=decision.why,
             )
+
+    async def _choose_rungs(self, known: Sequence[Endpoint], now: float) -> None:
+        """For endpoints that are as warm as their wait asks for: what was measured since may tell another rung."""
+        if self._monotonic() - self._chosen_at < _CHOOSE_SECONDS:
+            return
+        self._chosen_at = self._monotonic()
+        for endpoint in known:
+            if not endpoint.warmth_by_wait or endpoint.deleting:
+                continue
+            async with self._store.read() as session:
+                book = in_force(await prices.list_books(session), now)
+                ways = await warmth.ways_of(session, endpoint)
+                hot = await warmth.hot_first_tokens(session, endpoint.id)
+            rung, why = choose(figures(ways, hot, book, endpoint.gpu, endpoint.gpus), endpoint.max_wait)
+            if rung != endpoint.warmth and ways:
+                async with self._store.write() as session:
+                    await warmth.set_warmth(session, endpoint, rung, why, now)
 
     async def _keep(self, now: float) -> None:
         """Write down what a restart would lose."""

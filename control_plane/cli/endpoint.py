@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from control_plane.api.schemas import Logs
 
 app = typer.Typer(no_args_is_help=True, help="Endpoints: create, watch, change, delete.")
+REPLICA_COLUMNS = ("id", "state", "rung", "generation", "address", "startup_ms", "created_at")
+RUNG_COLUMNS = ("rung", "chosen", "price_per_hour", "currency", "first_token_ms", "p95_ms", "measured", "phases")
 COLUMNS = ("name", "region", "model", "state", "generation", "desired_replicas", "reason.message")
 PATIENCE = 600.0
 _LOOK_AGAIN = 0.7
@@ -39,7 +41,31 @@ Retention = Annotated[
     float | None,
     typer.Option("--retention", parser=options.duration, metavar="DURATION", help="Keeps events. [default: 90d]"),
 ]
-Warmth = Annotated[str | None, typer.Option("--warmth", help="cold, or hot (always a replica). [default: cold]")]
+Warmth = Annotated[
+    str | None,
+    typer.Option(
+        "--warmth",
+        help="Kept while nobody calls: cold, ember, asleep, hot, or auto, the cheapest that meets --max-wait. "
+        "[default: cold; auto with --max-wait]",
+    ),
+]
+Target = Annotated[
+    float | None, typer.Option("--target", min=0.5, help="Requests at once that a replica should carry. [default: 16]")
+]
+Slo = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft-slo", parser=options.span_or_none, metavar="DURATION|none", help="First token of 95 in 100 requests."
+    ),
+]
+ScheduleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schedule",
+        metavar="SPAN",
+        help="A minimum for a part of the week, 'mon-fri 08:00-18:00 Europe/Berlin 2'; may be repeated; none for none.",
+    ),
+]
 EngineArg = Annotated[
     list[str] | None, typer.Option("--engine-arg", metavar="ARG", help="Passed to the engine; may be repeated.")
 ]
@@ -61,6 +87,9 @@ def create(
     warmth: Warmth = None,
     max_wait: MaxWait = None,
     retention: Retention = None,
+    target: Target = None,
+    ttft_slo: Slo = None,
+    schedule: ScheduleOption = None,
     engine_arg: EngineArg = None,
     preset: Preset = None,
     rpm: options.RequestsPerMinute = None,
@@ -91,6 +120,9 @@ def create(
         max_wait=max_wait,
         retention=retention,
         warmth=warmth,
+        target=target,
+        ttft_slo=ttft_slo or None,
+        schedule=options.schedule(schedule),
         engine_args=engine_arg or None,
         preset=preset,
     ) | options.limits(rpm, tpm, concurrency, budget)
@@ -98,6 +130,9 @@ def create(
         endpoint = client.create_endpoint(spec)
         if wait:
             endpoint = wait_for(client, name, serving, timeout) or endpoint
+        if endpoint.warmth_by_wait:
+            chosen = [event.message for event in client.events(name) if event.kind == "warmth"]
+            say(f"warmth {chosen[-1] if chosen else endpoint.warmth}")
         show_one(endpoint, output, skip=("replicas",))
 
 
@@ -121,7 +156,10 @@ def show(name: Name, output: options.Output = options.Format.TABLE, profile: opt
         show_one(endpoint, output, skip=("replicas",))
         if output is options.Format.TABLE and endpoint.replicas:
             print()
-            show_list(endpoint.replicas, ("id", "state", "generation", "address", "startup_ms", "created_at"), output)
+            show_list(endpoint.replicas, REPLICA_COLUMNS, output)
+        if output is options.Format.TABLE:
+            print()
+            show_list(client.rungs(name), RUNG_COLUMNS, output)
 
 
 @app.command()
@@ -135,12 +173,18 @@ def update(
     warmth: Warmth = None,
     max_wait: MaxWait = None,
     retention: Retention = None,
+    target: Target = None,
+    ttft_slo: Slo = None,
+    schedule: ScheduleOption = None,
     engine_arg: EngineArg = None,
     preset: Preset = None,
     rpm: options.RequestsPerMinute = None,
     tpm: options.TokensPerMinute = None,
     concurrency: options.Concurrency = None,
     budget: options.Budget = None,
+    canary: Annotated[
+        int | None, typer.Option("--canary", min=1, max=99, help="Try the change on so many percent of requests.")
+    ] = None,
     pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Stop serving, or serve again.")] = None,
     if_generation: Annotated[int | None, typer.Option("--if-generation", help="Only if it still is that.")] = None,
     wait: options.Wait = False,
@@ -160,10 +204,15 @@ def update(
         warmth=warmth,
         engine_args=engine_arg or None,
         preset=preset,
+        canary=canary,
+        target=target,
+        schedule=options.schedule(schedule),
         paused=pause,
     ) | options.limits(rpm, tpm, concurrency, budget)
     if preset == "none":
         changes["preset"] = None
+    if ttft_slo is not None:
+        changes["ttft_slo"] = ttft_slo or None
     if not changes:
         raise typer.BadParameter("say what to change: see --help")
     with options.connect(profile) as client:
@@ -201,7 +250,7 @@ def wake(
     """Start a replica now; one that was given up on is tried again."""
     with options.connect(profile) as client:
         endpoint = client.wake_endpoint(name)
-        _finish(client, endpoint, serving, wait, timeout, output)
+        finish(client, endpoint, serving, wait, timeout, output)
 
 
 @app.command()
@@ -215,7 +264,7 @@ def sleep(
     """Scale to zero now; the next request wakes it."""
     with options.connect(profile) as client:
         endpoint = client.sleep_endpoint(name)
-        _finish(client, endpoint, asleep, wait, timeout, output)
+        finish(client, endpoint, asleep, wait, timeout, output)
 
 
 @app.command()
@@ -292,7 +341,7 @@ def try_(
     show_one(result, output)
 
 
-def _finish(client: Any, endpoint: Any, goal: Goal, wait: bool, timeout: float, output: options.Format) -> None:
+def finish(client: Any, endpoint: Any, goal: Goal, wait: bool, timeout: float, output: options.Format) -> None:
     if wait:
         endpoint = wait_for(client, endpoint.name, goal, timeout) or endpoint
     show_one(endpoint, output, skip=("replicas",))

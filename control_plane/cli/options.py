@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane import spans
 from control_plane.errors import InvalidInput
 
 if TYPE_CHECKING:
     from control_plane.client import AdminClient
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 
 
 class Format(StrEnum):
@@ -33,10 +30,25 @@ class KeyFormat(StrEnum):
 
 def duration(text: str | float) -> float:
     """`90`, `90s`, `5m`, `2h`, `30d` → seconds. Defaults come here too, as numbers."""
-    match = _DURATION.fullmatch(str(text).strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} isn't a duration: write 30s, 5m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    try:
+        return spans.duration(text)
+    except spans.SpanError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def span_or_none(text: str | float) -> float:
+    """A duration, or `none`, which becomes 0."""
+    return 0.0 if str(text).strip().lower() == "none" else duration(text)
+
+
+def schedule(texts: list[str] | None) -> list[dict[str, Any]] | None:
+    """Parts of the week; `none` alone is an empty schedule."""
+    if not texts:
+        return None
+    try:
+        return [] if texts == ["none"] else [spans.window(text) for text in texts]
+    except spans.SpanError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def limit(text: str | float) -> float:

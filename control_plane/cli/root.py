@@ -17,7 +17,9 @@ from control_plane.cli import (
     metering,
     plan,
     platform,
+    rollout,
     run,
+    spec,
     top,
 )
 
@@ -51,6 +53,8 @@ app.add_typer(run.serve_app, name="serve")
 app.add_typer(run.db_app, name="db")
 app.add_typer(run.keyring_app, name="keyring")
 app.add_typer(platform.region_app, name="region")
+rollout.add_to(endpoint.app)
+spec.add_to(app)
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(account.tenant_app, name="tenant")
 app.add_typer(account.key_app, name="key")

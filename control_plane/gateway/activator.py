@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Collection
 
 from control_plane.domain import EndpointState
@@ -33,12 +34,14 @@ class Activator:
         max_held: int,
         max_bytes: int,
         clock: Callable[[], float],
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._keeper = keeper
         self._demand = demand
         self._max_held = max_held
         self._max_bytes = max_bytes
         self._clock = clock
+        self._draw = draw
         self._lines: dict[str, Line] = {}
         keeper.listen(self._move_all)
         keeper.hurry = lambda: bool(self._lines)
@@ -47,7 +50,7 @@ class Activator:
         """A place at a replica, unless others wait for one or there is none."""
         if route.name in self._lines:
             return None
-        target = choose(route.targets, tried, exchange.prefix, self._clock())
+        target = choose(route.targets, tried, exchange.prefix, self._clock(), route.canary, self._draw())
         if target is not None:
             target.take(exchange.expected_tokens)
         return target
@@ -131,7 +134,7 @@ class Activator:
     def _place(self, route: Route, ticket: Ticket) -> Target | None:
         if ticket.turn.done() or ticket.endpoint_id != route.endpoint_id:
             return None
-        target = choose(route.targets, ticket.tried, ticket.prefix, self._clock())
+        target = choose(route.targets, ticket.tried, ticket.prefix, self._clock(), route.canary, self._draw())
         if target is not None:
             target.take(ticket.tokens)
         return target

@@ -92,9 +92,30 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=8).digest()
 
 
-def choose(targets: Sequence[Target], tried: Collection[str], prefix: bytes | None, now: float) -> Target | None:
-    """A target with room that isn't among `tried`, if there is one."""
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A generation that is tried: its replicas' ids, and the percent of requests that go there."""
+
+    percent: int
+    ids: frozenset[str]
+
+
+def choose(
+    targets: Sequence[Target],
+    tried: Collection[str],
+    prefix: bytes | None,
+    now: float,
+    canary: Canary | None = None,
+    draw: float = 0.0,
+) -> Target | None:
+    """A target with room that isn't among `tried`, if there is one.
+
+    `draw`, in [0, 1), decides between a canary and the others; where the one side has no room the other is asked.
+    """
     free = [target for target in targets if target.id not in tried and target.has_room(now)]
+    if canary is not None:
+        chosen = draw * 100 < canary.percent
+        free = [target for target in free if (target.id in canary.ids) is chosen] or free
     if not free:
         return None
     if prefix is not None and len(free) > 1:

@@ -18,12 +18,12 @@ import msgspec
 
 from control_plane.domain import ANYTHING, UNLIMITED, Endpoint, EndpointState, KeyScope, Quota, Replica, ReplicaState
 from control_plane.errors import StoreUnavailable
-from control_plane.gateway.router import Target
+from control_plane.gateway.router import Canary, Target
 from control_plane.metering.prices import PriceBook
 from control_plane.observe.logs import event
 from control_plane.security.files import private_folder, write_private
 from control_plane.security.secret import Secret
-from control_plane.store import endpoints, prices, replicas, tenants
+from control_plane.store import endpoints, generations, prices, replicas, tenants
 from control_plane.store.database import Store
 
 _LOOK_AGAIN_SECONDS = 0.1
@@ -62,6 +62,7 @@ class Route:
     targets: tuple[Target, ...]
     model: str = ""
     quota: Quota = UNLIMITED
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class SnapshotKeeper:
                             await endpoints.list_endpoints(session),
                             await replicas.live_replicas(session),
                             await endpoints.cold_start_estimates(session),
+                            await generations.wake_estimates(session),
                         ),
                         "tenants": {
                             tenant_id: asdict(quota)
@@ -202,7 +204,9 @@ class SnapshotKeeper:
                 targets.append(target)
             quota = Quota(**entry["quota"])
             state = EndpointState(entry["state"])
-            route = Route(**{**entry, "state": state, "targets": tuple(targets), "quota": quota})
+            tried = entry["canary"]
+            canary = Canary(tried["percent"], frozenset(tried["ids"])) if tried else None
+            route = Route(**{**entry, "state": state, "targets": tuple(targets), "quota": quota, "canary": canary})
             routes[route.name] = route
         self._targets = live
         keys = {entry["id"]: msgspec.convert(entry, Key) for entry in data["keys"]}
@@ -239,7 +243,12 @@ class SnapshotKeeper:
         event("gateway.snapshot_restored", region=self._region, routes=len(self.current.routes))
 
 
-def _routes(known: list[Endpoint], running: list[Replica], cold_starts: Mapping[str, float]) -> list[dict[str, Any]]:
+def _routes(
+    known: list[Endpoint],
+    running: list[Replica],
+    cold_starts: Mapping[str, float],
+    wakes: Mapping[tuple[str, str], float],
+) -> list[dict[str, Any]]:
     ready: dict[str, list[tuple[str, str]]] = {}
     for replica in running:
         if replica.state is ReplicaState.READY and replica.address is not None:
@@ -255,11 +264,23 @@ def _routes(known: list[Endpoint], running: list[Replica], cold_starts: Mapping[
             "reason_code": endpoint.reason_code,
             "reason": endpoint.reason,
             "max_wait": endpoint.max_wait,
-            "cold_start_ms": cold_starts.get(endpoint.id),
+            "cold_start_ms": wakes.get((endpoint.id, endpoint.warmth), cold_starts.get(endpoint.id)),
             "targets": ready.get(endpoint.id, []),
             "model": endpoint.model,
             "quota": asdict(endpoint.quota),
+            "canary": _canary(endpoint, running),
         }
         for endpoint in known
         if not endpoint.deleting
     ]
+
+
+def _canary(endpoint: Endpoint, running: list[Replica]) -> dict[str, Any] | None:
+    if endpoint.canary is None or endpoint.proven:
+        return None
+    ids = [
+        replica.id
+        for replica in running
+        if replica.endpoint_id == endpoint.id and replica.generation >= endpoint.runtime_generation
+    ]
+    return {"percent": endpoint.canary, "ids": ids}

@@ -44,7 +44,7 @@ from control_plane.reconciler.actions import (
 )
 from control_plane.reconciler.plan import after_failure, plan
 from control_plane.reconciler.probe import Prober
-from control_plane.reconciler.scale import wanted_replicas
+from control_plane.reconciler.scale import resting_rung, wanted_replicas
 from control_plane.reconciler.telling import observe_start, trace_rollout
 from control_plane.security.mesh import PLAIN, Link
 from control_plane.steady import Steady
@@ -433,7 +433,11 @@ def _restless(endpoint: Endpoint) -> bool:
         return True
     if endpoint.paused != (endpoint.state is EndpointState.PAUSED):
         return True
-    return endpoint.state is not EndpointState.PAUSED and endpoint.desired_replicas > 0 and not endpoint.given_up
+    if endpoint.state is EndpointState.PAUSED:
+        return False
+    if resting_rung(endpoint) is not None:
+        return True
+    return endpoint.desired_replicas > 0 and (endpoint.falls_back or not endpoint.given_up)
 
 
 def owner_name() -> str:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, ForeignKey, Index, Integer, LargeBinary, MetaData
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    false,
+)
 from sqlalchemy import String as Text_
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -119,6 +130,7 @@ class EndpointRow(QuotaColumns, Base):
     target: Mapped[float] = mapped_column(default=16.0, server_default="16")
     ttft_slo: Mapped[float | None]
     schedule: Mapped[list[dict[str, Any]]] = mapped_column(default=list, server_default="[]")
+    warmth_by_wait: Mapped[bool] = mapped_column(default=False, server_default=false())
     canary: Mapped[int | None]
     paused: Mapped[bool]
     generation: Mapped[int]

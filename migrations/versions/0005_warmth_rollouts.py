@@ -25,6 +25,7 @@ def _for_endpoints() -> list[sa.Column[Any]]:
         sa.Column("target", sa.Double(), nullable=False, server_default="16"),
         sa.Column("ttft_slo", sa.Double(), nullable=True),
         sa.Column("schedule", sa.JSON(), nullable=False, server_default="[]"),
+        sa.Column("warmth_by_wait", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("canary", sa.Integer(), nullable=True),
         sa.Column("stable_generation", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("stable_runtime", sa.JSON(), nullable=True),

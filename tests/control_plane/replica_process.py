@@ -3,7 +3,8 @@
 Behaviour is chosen by the model's name, words joined by `+`: `fast`, `start-300ms` (slow to start), `bad`
 (model_not_found), `unknown-code`, `tokens-50` (length of a reply), `pace-20ms` (between tokens), `child` (starts a
 child process, as an engine would), `cut` (dies in mid-stream), `early` (closes before the first byte),
-`once` (closes a kept connection as its second request comes), `full`, `engine`, `fault` (answers 5xx).
+`once` (closes a kept connection as its second request comes), `full`, `engine`, `fault` (answers 5xx), `mute` (never
+generates).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Replica:
         self.cancelled = 0
         self.draining = False
         self.used: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.rung = "hot"
         self.seen: list[dict[str, str]] = []
         self.registry = CollectorRegistry()
         self.first_token = Histogram(
@@ -55,6 +57,7 @@ class Replica:
 
     async def health(self, request: web.Request) -> web.Response:
         body = {"status": "ok", "running": self.running, "waiting": 0, "kv_usage": 0.0}
+        body |= {"rung": self.rung, "wake_phases": {"total": 1.0}}
         body |= {"served": self.served, "cancelled": self.cancelled, "pid": os.getpid()}
         return web.json_response(body)
 
@@ -76,14 +79,26 @@ class Replica:
         self.draining = True
         return web.json_response({"status": "draining"})
 
+    async def move(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return problem(401, "invalid_token")
+        if self.running:
+            return problem(409, "busy")
+        self.rung = (await request.json())["rung"] if request.path == "/sleep" else "hot"
+        return web.json_response({"rung": self.rung})
+
     async def chat(self, request: web.Request) -> web.StreamResponse:
         refused = self.refuse(request)
         if refused is not None:
             return refused
+        if self.rung != "hot":
+            return problem(503, "asleep")
         try:
             body = await request.json()
         except ValueError:
             return problem(400, "invalid_json")
+        if body.get("prompt") == "One, two,":  # the controller's, before there is any traffic
+            return problem(500, "internal_error") if "mute" in self.words else web.json_response({})
         self.seen.append({name.lower(): value for name, value in request.headers.items()})
         if request.headers.get("x-ingle-model") != "override" and body.get("model") != self.name:
             return problem(404, "model_not_found")
@@ -157,8 +172,10 @@ def problem(status: int, code: str) -> web.Response:
 async def main() -> int:
     arguments = sys.argv[1:]
     model = arguments[0]
-    flags = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    pairs = [argument for argument in arguments[1:] if "=" not in argument]
+    flags = dict(zip(pairs[::2], pairs[1::2], strict=True))
     replica = Replica(model, flags["--name"])
+    replica.rung = flags.get("--rung", "hot")
     print(json.dumps({"level": "info", "event": "starting", "model": model}), file=sys.stderr, flush=True)
     began = time.monotonic()
     await asyncio.sleep(replica.number("start", 0) / 1000)
@@ -175,6 +192,8 @@ async def main() -> int:
     app.router.add_get("/metrics", replica.metrics)
     app.router.add_get("/requests", replica.requests)
     app.router.add_post("/drain", replica.drain)
+    app.router.add_post("/sleep", replica.move)
+    app.router.add_post("/wake", replica.move)
     app.router.add_post("/v1/chat/completions", replica.chat)
     app.router.add_post("/v1/completions", replica.chat)
     stop = asyncio.Event()

@@ -64,7 +64,7 @@ def code_of(response: httpx.Response) -> tuple[int, str, str | None]:
         ({"idle_timeout": "soon"}, "idle_timeout"),
         ({"max_wait": -1}, "max_wait"),
         ({"max_wait": 1e9}, "max_wait"),
-        ({"warmth": "ember"}, "warmth"),
+        ({"warmth": "tepid"}, "warmth"),
         ({"warmth": "hot"}, None),
         ({"preset": "turbo"}, "preset"),
         ({"engine_args": "x"}, "engine_args"),

@@ -63,7 +63,7 @@ def test_an_endpoint_from_create_to_delete(platform: Installation) -> None:
         (["endpoint", "create", "No Name", "-r", "local-eu", "-m", "m"], 2, "name:"),
         (["endpoint", "create", "x", "-r", "local-eu", "-m", "m", "--idle-timeout", "soon"], 2, "isn't a duration"),
         (["endpoint", "create", "x", "-r", "local-eu"], 2, "--model"),
-        (["endpoint", "create", "x", "-r", "local-eu", "-m", "m", "--warmth", "ember"], 2, "warmth"),
+        (["endpoint", "create", "x", "-r", "local-eu", "-m", "m", "--warmth", "tepid"], 2, "warmth"),
         (["endpoint", "update", "none"], 2, "say what to change"),
         (["endpoint", "delete", "none"], 2, "--yes"),
         (["endpoint", "delete", "none", "--yes"], 4, "no endpoint named"),

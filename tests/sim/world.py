@@ -216,7 +216,7 @@ class World:
         clock = self._clock(0.0)
         keeper = SnapshotKeeper(store, Secret(b"s" * 32), self.folder / region, region, poll=1.0, clock=clock)
         demand = DemandTracker(store, f"gw {region}", region, interval=TIMING.demand_report, clock=clock)
-        activator = Activator(keeper, demand, max_held=1000, max_bytes=1 << 30, clock=clock)
+        activator = Activator(keeper, demand, max_held=1000, max_bytes=1 << 30, clock=clock, draw=self.chance.random)
         await process.spawn(keeper.start())
         process.spawn(keeper.run())
         process.spawn(demand.run(keeper))

@@ -1,0 +1,52 @@
+"""`ingle endpoint history|rollback|promote`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from control_plane.cli import options
+from control_plane.cli.endpoint import PATIENCE, Name, finish
+from control_plane.cli.output import show_list
+from control_plane.cli.waiting import settled
+
+COLUMNS = ("generation", "at", "outcome", "changed", "code", "reason")
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (history, rollback, promote):
+        app.command()(command)
+
+
+def history(name: Name, output: options.Output = options.Format.TABLE, profile: options.ProfileFile = None) -> None:
+    """What an endpoint was asked to be, generation by generation, and what became of that."""
+    with options.connect(profile) as client:
+        show_list(client.generations(name), COLUMNS, output)
+
+
+def rollback(
+    name: Name,
+    to: Annotated[
+        int | None, typer.Option("--to", min=1, help="A generation; the last that served before, if not given.")
+    ] = None,
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Ask again for what an earlier generation was. What still runs of it serves at once."""
+    with options.connect(profile) as client:
+        finish(client, client.roll_back(name, to), settled, wait, timeout, output)
+
+
+def promote(
+    name: Name,
+    wait: options.Wait = False,
+    timeout: options.Patience = PATIENCE,
+    output: options.Output = options.Format.TABLE,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Roll a canary out: it takes all requests, and what served before goes."""
+    with options.connect(profile) as client:
+        finish(client, client.promote(name), settled, wait, timeout, output)
