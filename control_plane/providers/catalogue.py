@@ -85,7 +85,6 @@ def _ray(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping
     return RayProvider(
         RayLink(cluster.address, namespace, cluster.token_file),
         secret,
-        namespace=namespace,
         home=settings.home,
         node_home=cluster.node_home,
         spots={name: Spot(own.label, own.value or name, own.cpus, own.queue_seconds) for name, own in regions.items()},

@@ -23,6 +23,8 @@ from control_plane.security.mesh import PLAIN, Mesh, server_name
 _TYPE = "accelerator_type:"
 _TYPE_SHARE = 0.001
 """Ray's own convention: of a node's one unit of an accelerator type, enough for a thousand actors."""
+_ANSWER_MARGIN = 5.0
+"""Seconds that a supervisor has, beyond a replica's grace, before it counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,6 @@ class RayProvider:
         link: RayLink,
         secret: Tokens,
         *,
-        namespace: str,
         home: Path,
         node_home: str | None,
         spots: Mapping[str, Spot],
@@ -71,7 +72,6 @@ class RayProvider:
     ) -> None:
         self._cluster = link
         self._secret = secret
-        self._namespace = namespace
         self._pairs = private_folder(home / "ray")
         self._last_logs = LastLogs(home / "ray" / "logs")
         self._node_home = node_home
@@ -123,7 +123,7 @@ class RayProvider:
             await ask_to_drain(self._link, replica_id, found.address, self._secret.replica_token(replica_id))
 
     async def terminate(self, replica_id: str) -> None:
-        last = await self._cluster.call("terminate", replica_id=replica_id)
+        last = await self._cluster.call("terminate", replica_id=replica_id, patience=self._grace + _ANSWER_MARGIN)
         if last is not None:
             lines, position = last
             await asyncio.to_thread(self._last_logs.keep, replica_id, lines, position)
@@ -160,7 +160,7 @@ class RayProvider:
             "grace": self._grace,
             "log_bytes": self._log_bytes,
             "home": self._node_home,
-            "namespace": self._namespace,
+            "namespace": self._cluster.namespace,
             "pair": pair,
             "authority": authority,
         }

@@ -21,15 +21,14 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 from ray.experimental import internal_kv as kv
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from control_plane.domain import Phase
-from control_plane.providers.ray_replica import ENDED, LIVE, STARTED, RayReplica
+from control_plane.providers.ray_replica import ENDED, LIVE, STARTED, RayReplica, end_processes
 
 _AT_ONCE = 16
 _ANSWER_SECONDS = 5.0
 _BEING_MADE_SECONDS = 5.0
-_HUNG_SECONDS = 15.0
 _ENDED_KEPT = 4096
 _LAST_LINES = 200
 Json = dict[str, Any]
@@ -92,19 +91,22 @@ class Driver:
         found = kv._internal_kv_list(LIVE, namespace=self._namespace)
         return sorted({key.decode().removeprefix(LIVE) for key in found} | set(ray.util.list_named_actors()))
 
-    def terminate(self, replica_id: str) -> tuple[list[str], int] | None:
-        """Returns what it logged last, when it is seen to be gone just now."""
-        last = None
+    def terminate(self, replica_id: str, patience: float) -> tuple[list[str], int] | None:
+        """Returns what it logged last, when it is seen to be gone just now.
+
+        A supervisor that hasn't answered for `patience` seconds isn't waited for any more.
+        """
         if not self._has(ENDED, replica_id):
             self._put(ENDED, replica_id)
             self._forget_old()
         actor = self._actor(replica_id)
+        started = self._mark(STARTED, replica_id)
+        last = None
+        if started and not self._ends(actor, replica_id, str(started["node"]), patience):
+            return None
         if actor is not None:
-            if self._has(STARTED, replica_id):
-                if not self._ends(actor, replica_id):
-                    return None
-                with suppress(RayError):  # its supervisor is dead, or as good as that
-                    last = self.logs(replica_id, _LAST_LINES, None)
+            with suppress(RayError):  # its supervisor is dead, or as good as that
+                last = self.logs(replica_id, _LAST_LINES, None)
             ray.kill(actor)
         with suppress(ValueError):  # most have none
             remove_placement_group(get_placement_group(self._group_name(replica_id)))
@@ -126,9 +128,9 @@ class Driver:
         return said, position
 
     def _without_actor(self, replica_id: str) -> Json:
-        if self._has(ENDED, replica_id) or not self._has(LIVE, replica_id):
+        if not self._has(LIVE, replica_id):
             return {"phase": Phase.ABSENT}
-        if self._has(STARTED, replica_id):
+        if self._has(STARTED, replica_id) or self._has(ENDED, replica_id):
             return {"phase": Phase.EXITED, "code": "replica_lost", "message": "its node or its supervisor is gone"}
         if self._since(LIVE, replica_id) < _BEING_MADE_SECONDS:
             return {"phase": Phase.STARTING}
@@ -143,14 +145,25 @@ class Driver:
         message = f"waited {waited:.0f} s in the cluster's queue: all of its region's nodes are taken"
         return {"phase": Phase.FAILED, "code": "no_capacity", "message": message}
 
-    def _ends(self, actor: Any, replica_id: str) -> bool:
-        """Whether its actor says that nothing is left, or is dead, or has been silent for too long."""
-        try:
-            return bool(ray.get(actor.terminate.remote(), timeout=_ANSWER_SECONDS))
-        except RayActorError:
+    def _ends(self, actor: Any | None, replica_id: str, node: str, patience: float) -> bool:
+        """Whether nothing of it is left, by its supervisor's word or by a look on its node."""
+        if actor is not None:
+            try:
+                return bool(ray.get(actor.terminate.remote(), timeout=_ANSWER_SECONDS))
+            except RayActorError:
+                pass
+            except GetTimeoutError:
+                if self._since(ENDED, replica_id) < patience:
+                    return False
+                ray.kill(actor)
+        if not any(found["NodeID"] == node and found["Alive"] for found in ray.nodes()):
             return True
-        except GetTimeoutError:
-            return self._since(ENDED, replica_id) > _HUNG_SECONDS
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        look = ray.remote(end_processes).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        try:
+            return bool(ray.get(look.remote(replica_id), timeout=_ANSWER_SECONDS))
+        except RayError:  # its node just went, or is too busy: the next call looks again
+            return False
 
     def _group(self, replica_id: str, resources: dict[str, float], selector: dict[str, str]) -> Any:
         """All of it on one node at once, or not at all."""
@@ -175,7 +188,7 @@ class Driver:
         value = json.dumps({"at": time.time(), **more})
         kv._internal_kv_put(mark + replica_id, value, namespace=self._namespace)
 
-    def _mark(self, mark: str, replica_id: str) -> dict[str, float]:
+    def _mark(self, mark: str, replica_id: str) -> Json:
         """What a mark says; nothing where there is none."""
         value = kv._internal_kv_get(mark + replica_id, namespace=self._namespace)
         return dict(json.loads(value)) if value else {}
@@ -185,7 +198,7 @@ class Driver:
 
     def _since(self, mark: str, replica_id: str) -> float:
         """Seconds since the mark was made; 0 where there is none."""
-        return time.time() - self._mark(mark, replica_id).get("at", time.time())
+        return time.time() - float(self._mark(mark, replica_id).get("at", time.time()))
 
     def _forget_old(self) -> None:
         """Keep the number of marks bounded: an id that ended long ago isn't asked for again."""

@@ -32,14 +32,24 @@ _CONNECTED = 0
 
 
 class RayLink:
-    """Calls to one cluster. `address` is HOST:PORT of its head; `token_file` holds its authentication token."""
+    """Calls to one cluster, each answered within `call_seconds`.
+
+    `address` is HOST:PORT of its head; `token_file` holds its authentication token.
+    """
 
     def __init__(
-        self, address: str, namespace: str, token_file: Path, *, clock: Callable[[], float] = time.monotonic
+        self,
+        address: str,
+        namespace: str,
+        token_file: Path,
+        *,
+        call_seconds: float = _CALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
-        self._namespace = namespace
+        self.namespace = namespace
         self._token_file = token_file
+        self._call_seconds = call_seconds
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -60,12 +70,12 @@ class RayLink:
         number = self._number
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_CALL_SECONDS):
+            async with asyncio.timeout(self._call_seconds):
                 line = json.dumps({"id": number, "verb": verb, "arguments": arguments})
                 self._write(process, line.encode() + b"\n")
                 said = await answer
         except TimeoutError:
-            self._drop(process, f"{verb} wasn't answered in {_CALL_SECONDS:g} s")
+            self._drop(process, f"{verb} wasn't answered in {self._call_seconds:g} s")
             raise self._unreachable("it doesn't answer") from None
         finally:
             self._waiting.pop(number, None)
@@ -106,7 +116,7 @@ class RayLink:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await self._knock()
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "control_plane.providers.ray_driver", self._address, self._namespace),
+                    *(sys.executable, "-m", "control_plane.providers.ray_driver", self._address, self.namespace),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,

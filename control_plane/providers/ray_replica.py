@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import Any
 from control_plane.domain import Phase, ReplicaSpec
 from control_plane.errors import ProviderError
 from control_plane.providers.local import LocalProvider
-from control_plane.providers.processes import MARK, marked
+from control_plane.providers.processes import MARK, marked, send
 from control_plane.security.files import private_folder, write_private
 from control_plane.security.mesh import PLAIN, Link
 
@@ -29,6 +30,8 @@ PYTHON = "{python}"
 LIVE, STARTED, ENDED = "live/", "started/", "ended/"
 _STALE_SECONDS = 3600.0
 _WATCH_SECONDS = 30.0
+_END_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
 
 
 class _OneToken:
@@ -106,9 +109,11 @@ class RayReplica:
 
     def _claim(self, namespace: str) -> bool:
         """Whether this actor is the one that may start it. The order matters: `terminate` marks its end, then looks."""
+        import ray
         from ray.experimental.internal_kv import _internal_kv_exists, _internal_kv_put
 
-        existed = _internal_kv_put(STARTED + self._id, str(time.time()), overwrite=False, namespace=namespace)
+        mark = json.dumps({"at": time.time(), "node": ray.get_runtime_context().get_node_id()})
+        existed = _internal_kv_put(STARTED + self._id, mark, overwrite=False, namespace=namespace)
         return not existed and not _internal_kv_exists(ENDED + self._id, namespace=namespace)
 
     def _supervisor(self, asked: dict[str, Any], region: str) -> LocalProvider:
@@ -129,6 +134,18 @@ class RayReplica:
             mesh=self._mesh,
             host=ray.util.get_node_ip_address(),
         )
+
+
+def end_processes(replica_id: str) -> bool:
+    """On a node whose supervisor is gone or hangs: end what it started. Returns whether nothing is left."""
+    for pid in marked(MARK, replica_id):
+        send(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _END_SECONDS
+    while marked(MARK, replica_id):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
 
 
 def _forget_lost(folders: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -44,6 +45,12 @@ class Ground:
         return [path.stat().st_size for path in self.home.rglob("*.log*")]
 
 
+@pytest.fixture
+def one() -> str:
+    """A replica's id, of this test alone: what watches over another one of this id would end this one's processes."""
+    return f"rep_{secrets.token_hex(5)}"
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two nodes in eu-1, one of them with two accelerators, and one in me-1."""
@@ -72,7 +79,6 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         return RayProvider(
             links[-1],
             secret,
-            namespace=namespace,
             home=tmp_path,
             node_home=str(tmp_path),
             spots={"eu-1": Spot("region", "eu-1", 1.0, 30.0), "nowhere": Spot("region", "nowhere", 1.0, 30.0)},

@@ -51,7 +51,6 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
         return RayProvider(
             links[-1],
             load_secret(tmp_path),
-            namespace=namespace,
             home=tmp_path,
             node_home=str(tmp_path),
             spots=spots or {"eu-1": EU, "me-1": Spot("region", "me-1", 1.0, 30.0)},
@@ -104,10 +103,12 @@ def test_what_no_node_of_a_region_has_is_said(gpu: str | None, gpus: int, value:
     assert lack_of("eu-1", spot, resources_of(gpu_spec("rep_a", gpu, gpus), spot), NODES) == lack
 
 
-async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(make: Make, cluster: Cluster) -> None:
+async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(
+    make: Make, cluster: Cluster, one: str
+) -> None:
     provider = make()
     node = cluster.node("me-1")
-    for name in ("rep_a", "rep_b", "rep_c"):
+    for name in (one, f"{one}b", f"{one}c"):
         await provider.ensure(spec(name, region="me-1"))
         running = await becomes(provider, name, Phase.RUNNING)
         assert running.address is not None
@@ -117,35 +118,35 @@ async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(make: 
         await gone(provider, name)
 
 
-async def test_a_region_without_nodes_is_refused_until_it_has_one(make: Make, cluster: Cluster) -> None:
+async def test_a_region_without_nodes_is_refused_until_it_has_one(make: Make, cluster: Cluster, one: str) -> None:
     provider = make({"later-1": Spot("region", "later-1", 1.0, 30.0)})
     assert await provider.offers() == []
     with pytest.raises(ProviderRefused, match="region=later-1") as refused:
-        await provider.ensure(spec("rep_a", region="later-1"))
+        await provider.ensure(spec(one, region="later-1"))
     assert (refused.value.code, refused.value.permanent) == ("no_capacity", False)
     assert await provider.list_owned() == []
     node = cluster.add("--num-cpus", "1", "--labels", "region=later-1")
     async with asyncio.timeout(30):
         while not await provider.offers():
             await asyncio.sleep(0.1)
-    await provider.ensure(spec("rep_a", region="later-1"))
-    running = await becomes(provider, "rep_a", Phase.RUNNING)
+    await provider.ensure(spec(one, region="later-1"))
+    running = await becomes(provider, one, Phase.RUNNING)
     assert running.address is not None
     assert running.address.host == node.ip
     # The region's only CPU is taken: the next one waits in the cluster's queue, and not for ever.
     impatient = make({"later-1": Spot("region", "later-1", 1.0, 0.2)})
-    await impatient.ensure(spec("rep_b", region="later-1"))
-    queued = await becomes(impatient, "rep_b", Phase.FAILED)
+    await impatient.ensure(spec(f"{one}b", region="later-1"))
+    queued = await becomes(impatient, f"{one}b", Phase.FAILED)
     assert queued.code == "no_capacity"
     assert "queue" in queued.message
-    await gone(impatient, "rep_b")
-    await gone(provider, "rep_a")
+    await gone(impatient, f"{one}b")
+    await gone(provider, one)
     node.end()
 
 
-async def test_several_accelerators_come_together_and_are_given_back(make: Make) -> None:
+async def test_several_accelerators_come_together_and_are_given_back(make: Make, one: str) -> None:
     provider = make()
-    for name in ("rep_a", "rep_b"):  # the second one only fits once the first one's are free again
+    for name in (one, f"{one}b"):  # the second one only fits once the first one's are free again
         await provider.ensure(gpu_spec(name, "H100", 2))
         await becomes(provider, name, Phase.RUNNING)
         (pid,) = marked(MARK, name)
@@ -156,39 +157,56 @@ async def test_several_accelerators_come_together_and_are_given_back(make: Make)
         await gone(provider, name)
 
 
-async def test_nothing_of_a_replica_outlives_its_supervisor(make: Make) -> None:
+async def test_nothing_of_a_replica_outlives_its_supervisor(make: Make, one: str) -> None:
     provider = make()
-    await provider.ensure(spec("rep_a", "child"))
-    await becomes(provider, "rep_a", Phase.RUNNING)
-    processes = marked(MARK, "rep_a")
+    await provider.ensure(spec(one, "child"))
+    await becomes(provider, one, Phase.RUNNING)
+    processes = marked(MARK, one)
     assert len(processes) == 2
     supervisor = parent_of(min(processes))
     os.kill(supervisor, signal.SIGKILL)
-    exited = await becomes(provider, "rep_a", Phase.EXITED)
+    exited = await becomes(provider, one, Phase.EXITED)
     assert exited.code == "replica_lost"
     async with asyncio.timeout(20):
         while any(start_time(pid) is not None for pid in processes):
             await asyncio.sleep(0.02)
-    assert await provider.list_owned() == ["rep_a"]
-    await provider.ensure(spec("rep_a"))  # started once, ever
-    assert marked(MARK, "rep_a") == []
-    await gone(provider, "rep_a")
+    assert await provider.list_owned() == [one]
+    await provider.ensure(spec(one))  # started once, ever
+    assert marked(MARK, one) == []
+    await gone(provider, one)
     assert await provider.list_owned() == []
 
 
-async def test_a_driver_that_dies_is_replaced(make: Make) -> None:
+async def test_one_whose_supervisor_hangs_is_absent_only_once_it_is(make: Make, one: str) -> None:
     provider = make()
-    await provider.ensure(spec("rep_a"))
-    before = await becomes(provider, "rep_a", Phase.RUNNING)
+    await provider.ensure(spec(one, "child"))
+    await becomes(provider, one, Phase.RUNNING)
+    processes = marked(MARK, one)
+    supervisor = parent_of(min(processes))
+    os.kill(supervisor, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        while await provider.list_owned():
+            await provider.terminate(one)
+    assert marked(MARK, one) == []
+    assert (await provider.describe(one)).phase is Phase.ABSENT
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_driver_that_dies_or_hangs_is_replaced(
+    make: Make, cluster: Cluster, trouble: signal.Signals, one: str
+) -> None:
+    provider = make(link=RayLink(cluster.address, f"ingle-{trouble.name}", cluster.token_file, call_seconds=2.0))
+    await provider.ensure(spec(one))
+    before = await becomes(provider, one, Phase.RUNNING)
     (driver,) = children_of(os.getpid(), "control_plane.providers.ray_driver")
-    os.kill(driver, signal.SIGKILL)
+    os.kill(driver, trouble)
     async with asyncio.timeout(30):
         while True:
             with suppress(ProviderError):  # the calls on their way when it died
-                assert await provider.describe("rep_a") == before
+                assert await provider.describe(one) == before
                 break
             await asyncio.sleep(0.05)
-    await gone(provider, "rep_a")
+    await gone(provider, one)
 
 
 async def test_another_token_opens_nothing_and_is_not_told(make: Make, cluster: Cluster, tmp_path: Path) -> None:
@@ -203,29 +221,29 @@ async def test_another_token_opens_nothing_and_is_not_told(make: Make, cluster: 
     assert wrong.read_text() not in refused.value.message
 
 
-async def test_a_replica_takes_up_renewed_certificates(make: Make, tmp_path: Path) -> None:
+async def test_a_replica_takes_up_renewed_certificates(make: Make, tmp_path: Path, one: str) -> None:
     authority = CertificateAuthority(tmp_path / "ca", 90)
     mesh = Mesh(authority, 3600.0)
     provider = make(mesh=mesh)
-    await provider.ensure(spec("rep_a"))
-    running = await becomes(provider, "rep_a", Phase.RUNNING)
+    await provider.ensure(spec(one))
+    running = await becomes(provider, one, Phase.RUNNING)
     assert running.address is not None
     with pytest.raises(aiohttp.ClientError):
         await get(f"http://{running.address}/health")
-    first = await shown(mesh, running.address)
+    first = await shown(mesh, running.address, one)
     (pair,) = tmp_path.glob("ray/*.pem")
     mesh.forget(pair)
     pair.unlink()  # as if it were due
     async with asyncio.timeout(30):
-        while await shown(mesh, running.address) == first:
-            await becomes(provider, "rep_a", Phase.RUNNING)
+        while await shown(mesh, running.address, one) == first:
+            await becomes(provider, one, Phase.RUNNING)
     authority.roll_over(time.time())
-    (kept,) = tmp_path.glob("*/replicas/rep_a/authority.pem")
+    (kept,) = tmp_path.glob(f"*/replicas/{one}/authority.pem")
     async with asyncio.timeout(30):
         while kept.read_text() != authority.ca_file.read_text():
-            await becomes(provider, "rep_a", Phase.RUNNING)
-    await provider.drain("rep_a")
-    await gone(provider, "rep_a")
+            await becomes(provider, one, Phase.RUNNING)
+    await provider.drain(one)
+    await gone(provider, one)
 
 
 def test_ray_is_loaded_only_by_the_driver() -> None:
@@ -238,10 +256,10 @@ async def get(url: str) -> None:
         pass
 
 
-async def shown(mesh: Mesh, address: Address) -> bytes:
-    """The certificate that replica rep_a shows to a caller."""
+async def shown(mesh: Mesh, address: Address, one: str) -> bytes:
+    """The certificate that replica `one` shows to a caller."""
     _, writer = await asyncio.open_connection(
-        address.host, address.port, ssl=mesh.link.context, server_hostname=server_name("rep_a")
+        address.host, address.port, ssl=mesh.link.context, server_hostname=server_name(one)
     )
     certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
