@@ -23,7 +23,7 @@ from control_plane.security.mesh import PLAIN, Mesh, server_name
 _TYPE = "accelerator_type:"
 _TYPE_SHARE = 0.001
 """Ray's own convention: of a node's one unit of an accelerator type, enough for a thousand actors."""
-_ANSWER_MARGIN = 5.0
+_ANSWER_MARGIN = 4.0
 """Seconds that a supervisor has, beyond a replica's grace, before it counts as hung."""
 
 

@@ -45,7 +45,10 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
     namespace = f"ingle-{secrets.token_hex(6)}"
 
     def made(
-        spots: dict[str, Spot] | None = None, link: RayLink | None = None, mesh: Mesh | None = None
+        spots: dict[str, Spot] | None = None,
+        link: RayLink | None = None,
+        mesh: Mesh | None = None,
+        grace: float = GRACE,
     ) -> RayProvider:
         links.append(link or RayLink(cluster.address, namespace, cluster.token_file))
         return RayProvider(
@@ -55,7 +58,7 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
             node_home=str(tmp_path),
             spots=spots or {"eu-1": EU, "me-1": Spot("region", "me-1", 1.0, 30.0)},
             command=COMMAND,
-            terminate_grace=GRACE,
+            terminate_grace=grace,
             log_bytes=LOG_BYTES,
             mesh=mesh,
         )
@@ -178,7 +181,7 @@ async def test_nothing_of_a_replica_outlives_its_supervisor(make: Make, one: str
 
 
 async def test_one_whose_supervisor_hangs_is_absent_only_once_it_is(make: Make, one: str) -> None:
-    provider = make()
+    provider = make(grace=0.5)
     await provider.ensure(spec(one, "child"))
     await becomes(provider, one, Phase.RUNNING)
     processes = marked(MARK, one)
