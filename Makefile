@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format bench bench-gateway bench-peers bench-scaler sim clients fuzz canaries clean
+.PHONY: help setup demo up test check format bench bench-gateway bench-peers bench-scaler bench-wakes sim clients fuzz canaries clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ bench: setup $(VENV)/.dev  ## the benchmarks, beside the peers that are installe
 	@$(BIN)/python -m tests.bench $(ARGS)
 	@$(BIN)/python -m tests.bench.gateway
 	@$(BIN)/python -m tests.bench.scaler
+
+bench-wakes: setup $(VENV)/.dev  ## from a request to its first token, from each rung of warmth
+	@$(BIN)/python -m tests.bench.wakes $(ARGS)
 
 bench-scaler: $(VENV)/.dev  ## a week's bursty trace under our scaler, beside a naive rule and Knative's; simulated time
 	@$(BIN)/python -m tests.bench.scaler $(ARGS)

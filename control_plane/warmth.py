@@ -18,8 +18,8 @@ SHARES = {Rung.COLD: 0.0, Rung.EMBER: 0.05, Rung.ASLEEP: 0.2, Rung.HOT: 1.0}
 
 An assumption, for the memory of its host. `TYPE/ember` and `TYPE/asleep` in the price book replace it.
 """
-_IMPORTS = ("import",)
-_LOADS = ("import", "open", "load")
+_IMPORTS = ("start", "import")
+_LOADS = ("start", "import", "open", "load", "text")
 _MANY = 5
 """Measurements from which a percentile is taken; the greatest, of fewer."""
 

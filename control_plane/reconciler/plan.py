@@ -179,7 +179,13 @@ def _step_ready(draft: Draft, replica: Replica, seen: Seen, now: float) -> None:
     if rested:
         draft.actions.append(RecordWake(replica.id, replica.rung, total_ms, seen.wake_phases))
     else:
-        draft.actions.append(RecordColdStart(replica.id, total_ms, seen.description.phases))
+        draft.actions.append(RecordColdStart(replica.id, total_ms, _phases(seen.description)))
+
+
+def _phases(description: Description) -> dict[str, float]:
+    """With what a start took beside its phases, such as the start of a process. Milliseconds."""
+    beside = (description.startup_ms or 0.0) - sum(description.phases.values())
+    return {"start": round(beside, 1), **description.phases} if beside > 0 else dict(description.phases)
 
 
 def _step_serving(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:

@@ -75,7 +75,10 @@ class Warmth:
         warmed, _ = await asyncio.gather(self._engine.warm(rung), self._read_text() if rung != "ember" else _nothing())
         await self._arrive(warmed)
         total = time.monotonic() - began
-        self.phases = {name: round(seconds * 1000, 1) for name, seconds in {**warmed.phases, "total": total}.items()}
+        # the tokenizer is read beside the weights: what of it is left when they are there
+        text = max(0.0, total - sum(warmed.phases.values()))
+        phases = {**warmed.phases, "text": text, "total": total}
+        self.phases = {name: round(seconds * 1000, 1) for name, seconds in phases.items()}
         log.event("warmth", before=before, now=rung, phases=self.phases)
 
     async def _read_text(self) -> tuple[TextTokenizer, ChatTemplate | None]:

@@ -70,6 +70,10 @@ class ContextModel:
     def weight_bytes(self) -> int:
         return 0
 
+    def release(self) -> None: ...
+
+    def restore(self) -> None: ...
+
 
 def next_token(context: list[int]) -> int:
     """10 … 659: neither the end-of-text token nor the poison."""
