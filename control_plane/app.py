@@ -153,7 +153,8 @@ async def serve(
         stack.push_async_callback(platform.store.close)
         stack.callback(platform.tracing.close)
         stack.push_async_callback(platform.providers.close)
-        loops: list[Loop] = [platform.mesh.run] if platform.mesh else []
+        loops: list[Loop] = [] if platform.store.sqlite else [platform.store.listen]
+        loops += [platform.mesh.run] if platform.mesh else []
         relaxed = _relaxed(settings.timing) if set(Role) <= set(roles) else settings.timing
         gateway_urls: dict[str, str] = {}
         if Role.CONTROLLER in roles and end_replicas:

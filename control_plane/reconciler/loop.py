@@ -103,6 +103,8 @@ class Reconciler:
             max_failures=timing.max_failures,
         )
         self._leases: dict[str, leases.Lease] = {}
+        self._unknown: set[str] = set()
+        """Replicas of which their provider didn't know when it was asked last; it was said once."""
         self._poke = store.subscribe("endpoints")
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._working: dict[str, asyncio.Task[None]] = {}
@@ -151,6 +153,7 @@ class Reconciler:
         self._steady.keep(
             [(replica.id, name) for replica in live for name in _STAMPS] + [(endpoint.id, "retry") for endpoint in work]
         )
+        self._unknown &= {replica.id for replica in live}
         if self._monotonic() - self._swept_at > self._timing.sweep:
             self._swept_at = self._monotonic()
             self._start(_SWEEP, self._sweep())
@@ -200,7 +203,7 @@ class Reconciler:
             known = await replicas.live_replicas(session, [endpoint.id])
         provider = self._providers[endpoint.region]
         observed = await asyncio.gather(*(self._look(provider, prober, endpoint, replica) for replica in known))
-        seen = {replica.id: sight for replica, sight in zip(known, observed, strict=True)}
+        seen = {replica.id: sight for replica, sight in zip(known, observed, strict=True) if sight is not None}
         metrics.replicas_desired.labels(endpoint.region, endpoint.name).set(wanted_replicas(endpoint))
         ready = sum(replica.state is ReplicaState.READY for replica in known)
         metrics.replicas_ready.labels(endpoint.region, endpoint.name).set(ready)
@@ -225,8 +228,17 @@ class Reconciler:
                 changes[name] = self._steady.local((replica.id, name), stamp, now)
         return replace(replica, **changes)
 
-    async def _look(self, provider: Provider, prober: Prober, endpoint: Endpoint, replica: Replica) -> Seen:
-        description = await provider.describe(replica.id)
+    async def _look(self, provider: Provider, prober: Prober, endpoint: Endpoint, replica: Replica) -> Seen | None:
+        """None where the provider doesn't know now: the replica is then as it was seen last."""
+        try:
+            description = await provider.describe(replica.id)
+        except ProviderError as error:
+            if replica.id not in self._unknown:
+                self._unknown.add(replica.id)
+                event("provider.error", level=logging.WARNING, endpoint=endpoint.name, replica=replica.id,
+                      code=error.code, reason=error.message)  # fmt: skip
+            return None
+        self._unknown.discard(replica.id)
         if description.phase is not Phase.RUNNING or description.address is None:
             return Seen(description)
         if replica.state is ReplicaState.TERMINATING:

@@ -52,10 +52,11 @@ def plan(
     policy: Policy,
     jitter: float,
 ) -> list[Action]:
-    """Decide. `replicas` are those not terminated, `jitter` is in [0, 1)."""
+    """Decide. `replicas` are those not terminated, `jitter` is in [0, 1). One that isn't in `seen` stays as it is."""
     draft = Draft(endpoint, list(replicas))
     for replica in replicas:
-        _step(draft, replica, seen[replica.id], now, policy)
+        if replica.id in seen:
+            _step(draft, replica, seen[replica.id], now, policy)
     written: dict[str, Any] = {}
     if draft.failure is not None:
         written = _count(endpoint, draft.failure, now, policy, jitter)

@@ -30,11 +30,16 @@ async def end_all(
 
 
 async def _end(store: Store, provider: Provider, replica: Replica, clock: Callable[[], float]) -> None:
-    while (await provider.describe(replica.id)).phase is not Phase.ABSENT:
+    said = ""
+    while True:
         try:
+            if (await provider.describe(replica.id)).phase is Phase.ABSENT:
+                break
             await provider.terminate(replica.id)
         except ProviderError as error:
-            event("stop.terminate_failed", replica=replica.id, reason=error.message)
+            if error.message != said:
+                said = error.message
+                event("stop.terminate_failed", replica=replica.id, reason=said)
         await asyncio.sleep(_LOOK_SECONDS)
     reason = "the platform was stopped"
     async with store.write() as session:

@@ -1,29 +1,37 @@
 """The database of an installation: SQLite in one process or PostgreSQL for more, behind the same two doors.
 
-`read()` and `write()` give a session in one transaction. After a write commits, whoever subscribed in this process
-to what it touched is woken; other processes find out by polling.
+`read()` and `write()` give a session in one transaction. After a write commits, whoever subscribed to what it touched
+is woken: in this process at once, in others by PostgreSQL's notifications while `listen` runs there. Polling is what is
+left where those fail.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from control_plane.errors import ConfigError, Conflict, StoreUnavailable, Unprocessable
+from control_plane.observe import logs
 
 TIMEOUT = 5.0
 """Seconds that anything waits for the database: a connection, a lock, a statement."""
 
 _TOPICS = "ingle_topics"
+_CHANNEL = "ingle"
+_SILENCE = 30.0
+"""Seconds without a notification after which the line is tried."""
+_LISTEN_AGAIN = 1.0
 
 
 class Poke:
@@ -35,14 +43,15 @@ class Poke:
     def set(self) -> None:
         self._event.set()
 
-    async def wait(self, timeout: float) -> None:
-        """Until poked, or for `timeout` seconds."""
+    async def wait(self, timeout: float) -> bool:
+        """Until poked, or for `timeout` seconds. Returns whether it was poked."""
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()
         except TimeoutError:
-            pass
+            return False
         self._event.clear()
+        return True
 
 
 class Store:
@@ -54,6 +63,8 @@ class Store:
         self._writer = self.engine.execution_options(ingle_write=True)
         self._write_lock = asyncio.Lock()
         self._pokes: dict[str, list[Poke]] = {}
+        self._name = os.urandom(8).hex()
+        """Whose notifications are our own."""
 
     def subscribe(self, *topics: str) -> Poke:
         """A poke that is set after each commit in this process that touched one of `topics`."""
@@ -83,7 +94,38 @@ class Store:
                 session.begin(),
             ):
                 yield session
-        for topic in session.info.get(_TOPICS, ()):
+                topics = session.info.get(_TOPICS, ())
+                if topics and not self.sqlite:
+                    payload = ",".join((self._name, *sorted(topics)))
+                    await session.execute(select(func.pg_notify(_CHANNEL, payload)))
+        self._tell(topics)
+
+    async def listen(self) -> None:
+        """Wake subscribers for what other processes commit, until cancelled. SQLite has nothing to listen to."""
+        if self.sqlite:
+            return
+        import psycopg
+
+        url = self.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        while True:
+            try:
+                connecting = psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=int(TIMEOUT))
+                async with await connecting as line:
+                    await line.execute(f"LISTEN {_CHANNEL}".encode())
+                    self._tell(self._pokes)  # nobody knows what was missed
+                    while True:
+                        async for notice in line.notifies(timeout=_SILENCE):
+                            sender, *topics = notice.payload.split(",")
+                            if sender != self._name:
+                                self._tell(topics)
+                        async with asyncio.timeout(TIMEOUT):
+                            await line.execute(b"SELECT 1")
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                logs.event("store.not_listening", level=logging.WARNING, reason=type(error).__name__)
+                await asyncio.sleep(_LISTEN_AGAIN)
+
+    def _tell(self, topics: Iterable[str]) -> None:
+        for topic in topics:
             for poke in self._pokes.get(topic, ()):
                 poke.set()
 

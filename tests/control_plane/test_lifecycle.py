@@ -286,6 +286,28 @@ def test_a_home_has_one_up_and_a_port_one_owner(fresh: Installation) -> None:
 
 
 @pytest.mark.postgres
+def test_on_postgres_nobody_waits_for_a_poll(postgres_url: str, fresh: Installation) -> None:
+    """Polls come once in ten minutes here: what happens before that was told by the database."""
+    with psycopg.connect(postgres_url.replace("+psycopg", "") + "postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE told")
+    slow = {f"INGLE_TIMING__{name}": "600" for name in ("TICK", "SNAPSHOT_POLL")}
+    fresh.more = {"INGLE_DATABASE_URL": f"{postgres_url}told", **slow}
+    upgrade_schema(fresh.more["INGLE_DATABASE_URL"])
+    fresh.start("serve", "controller")
+    fresh.start("serve", "api", "--admin", f"127.0.0.1:{free_port()}")
+    gateway = fresh.start("serve", "gateway", "-r", "local-eu", "--gateway", f"127.0.0.1:{free_port()}")
+    with fresh.admin() as client:
+        key = client.create_key({"name": "k"}).secret
+        create(client, "chat", idle_timeout=600)
+        with fresh.tenant(gateway.facts["gateways"]["local-eu"], key) as tenant:
+            assert tenant.post(CHAT, json=chat(model="chat")).status_code == 200
+            sleep(client, "chat")
+            assert tenant.post(CHAT, json=chat(model="chat")).status_code == 200
+        client.delete_endpoint("chat")
+        until(lambda: not client.endpoints(), "it is gone")
+
+
+@pytest.mark.postgres
 def test_a_database_that_goes_away_and_comes_back(postgres_url: str, fresh: Installation) -> None:
     plain = postgres_url.replace("+psycopg", "") + "postgres"
 

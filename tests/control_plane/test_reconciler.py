@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from control_plane.domain import Address, Description, Endpoint, Offer, Phase, R
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.reconciler.loop import Reconciler
 from control_plane.reconciler.probe import Prober
+from control_plane.reconciler.stop import end_all
 from control_plane.store import endpoints, replicas
 from control_plane.store.database import Store
 from tests.control_plane.test_store import let_leases_end, make_endpoint
@@ -31,6 +33,7 @@ class Cloud:
     machines: dict[str, Phase] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
     stubborn: bool = False
+    silent: bool = False
 
     async def offers(self) -> Sequence[Offer]:
         return [Offer("local-eu", "cpu", 1, 0.0)]
@@ -44,6 +47,8 @@ class Cloud:
             raise error
 
     async def describe(self, replica_id: str) -> Description:
+        if self.silent:
+            raise ProviderError("no answer", code="timeout")
         phase = self.machines.get(replica_id, Phase.ABSENT)
         return Description(phase, self.address if phase is Phase.RUNNING else None)
 
@@ -228,3 +233,27 @@ async def test_what_nobody_wants_is_swept(world: World) -> None:
     world.cloud.machines["rep_orphan"] = Phase.RUNNING
     await world.turn(world.controller(), seconds=2000.0)
     assert await world.cloud.list_owned() == []
+
+
+async def test_a_provider_that_does_not_know_changes_nothing(world: World) -> None:
+    await make_endpoint(world.store)
+    controller = world.controller()
+    await world.turn(controller, times=3)
+    world.cloud.silent = True
+    await world.turn(controller, seconds=100.0, times=5)
+    assert [replica.state for replica in await world.replicas()] == [ReplicaState.READY]
+    assert len(world.cloud.created) == 1
+    ending = asyncio.create_task(end_all(world.store, {"local-eu": world.cloud}, within=20))
+    await asyncio.sleep(0.2)
+    assert not ending.done()
+    world.cloud.silent = False
+    await ending
+    assert await world.replicas() == []
+
+
+async def test_a_stop_that_cannot_reach_the_provider_ends(world: World) -> None:
+    await make_endpoint(world.store)
+    await world.turn(world.controller(), times=3)
+    world.cloud.silent = True
+    await end_all(world.store, {"local-eu": world.cloud}, within=0.2)
+    assert [replica.state for replica in await world.replicas()] == [ReplicaState.READY]

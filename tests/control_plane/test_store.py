@@ -317,3 +317,33 @@ async def test_a_database_that_is_away_is_unavailable_and_not_something_else() -
 def test_other_databases_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="database_url"):
         Store(url)
+
+
+async def test_other_processes_hear_of_a_commit(store: Store) -> None:
+    """Two stores on one PostgreSQL, as of two processes; SQLite's is one process, and has nothing to hear."""
+    other = Store(store.engine.url.render_as_string(hide_password=False))
+    listening = asyncio.create_task(other.listen())
+    poke, quiet = other.subscribe("endpoints"), other.subscribe("usage")
+    try:
+        if store.sqlite:
+            await listening
+            return
+        await poke.wait(20)  # it listens now, and doesn't know what it missed
+        await quiet.wait(20)
+        await make_endpoint(store)
+        assert await poke.wait(20)
+        assert not await quiet.wait(0.2)
+
+        # one that is cut off listens again, and looks at everything
+        async with store.read() as session:
+            await session.execute(
+                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN ingle'")
+            )
+        assert await quiet.wait(20)
+        await poke.wait(20)
+        await make_endpoint(store, name="second")
+        assert await poke.wait(20)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await other.close()
