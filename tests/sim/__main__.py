@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
+from tests.sim.crash import points, run_point
 from tests.sim.world import Report, run_seed
 
 
@@ -17,7 +18,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--crashes", type=int, metavar="N", help="instead of seeds: fail at every Nth point of a controller's work"
+    )
     options = parser.parse_args()
+    if options.crashes:
+        return _crashes(options.crashes)
     seeds = range(options.first, options.first + options.seeds)
     started, total = time.monotonic(), Report(0)
     for report in _reports(seeds, options.jobs):
@@ -30,6 +36,23 @@ def main() -> int:
         f"{len(seeds)} seeds held in {time.monotonic() - started:.0f} s: {total.requests} requests, {total.answered} "
         f"answered, {total.machines} machines, {total.orphans} of them swept as orphans, {total.kills} controllers "
         "killed"
+    )
+    return 0
+
+
+def _crashes(stride: int) -> int:
+    logging.disable(logging.CRITICAL)
+    started, runs, killed, orphans = time.monotonic(), 0, 0, 0
+    for point, warmth in points(stride):
+        try:
+            report = run_point(point, warmth)
+        except Exception as error:
+            print(f"FAILED {error}", file=sys.stderr)
+            return 1
+        runs, killed, orphans = runs + 1, killed + report.kills, orphans + report.orphans
+    print(
+        f"{runs} failures held in {time.monotonic() - started:.0f} s: {killed} controllers killed, {orphans} machines "
+        "swept as orphans"
     )
     return 0
 

@@ -75,6 +75,8 @@ class Process:
         self.dead = False
         self.trouble = trouble
         self.connections: list[aiosqlite.core.Connection] = []
+        self.crossing: Callable[[str], Awaitable[None]] | None = None
+        """Awaited before and after each commit, with which of both it is."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -119,6 +121,12 @@ async def _execute(self: Any, function: Callable[..., Any], *arguments: Any, **o
         arguments = ("PRAGMA busy_timeout=0", *arguments[1:])
     loop = asyncio.get_running_loop()
     until = loop.time() + LOCK_SECONDS
+    if process is not None and process.crossing is not None and getattr(function, "__name__", "") == "commit":
+        await process.crossing("before commit")
+        process.check()
+        result = function(*arguments, **options)
+        await process.crossing("after commit")
+        return result
     while True:
         try:
             return function(*arguments, **options)

@@ -8,6 +8,7 @@ import pytest
 
 from control_plane.store import leases
 from tests.sim.cloud import Provider
+from tests.sim.crash import points, run_point
 from tests.sim.world import Broken, run_seed
 
 
@@ -19,6 +20,14 @@ def test_seed(seed: int) -> None:
 
 def test_a_seed_is_a_run() -> None:
     assert run_seed(7) == run_seed(7)
+
+
+def test_failures_at_every_point_leave_nothing_behind() -> None:
+    """A part of `python -m tests.sim --crashes 1`."""
+    killed = 0
+    for point, warmth in points(24, first=5):
+        killed += run_point(point, warmth).kills
+    assert killed > 10
 
 
 def first_broken(seeds: range) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import hashlib
 import os
 import random
+import shutil
 import sqlite3
 import tempfile
 import warnings
@@ -131,7 +134,7 @@ class World:
         process = self._process(f"controller {self._born}")
         store = Store(self.url)
         clock = self._clock(self.chance.uniform(-self.skew, self.skew), jumps=True)
-        providers = {region: Provider(self.cloud, region) for region in REGIONS}
+        providers = {region: self._provider(region) for region in REGIONS}
         owner = f"sim{self._born}:{os.getpid()}:{self._born}"
         loop = asyncio.get_running_loop()
         reconciler = Reconciler(
@@ -141,6 +144,9 @@ class World:
         process.spawn(Autoscaler(store, TIMING, clock=clock, monotonic=loop.time).run())
         self._controllers.append(process)
         self.note("start", process.name)
+
+    def _provider(self, region: str) -> Provider:
+        return Provider(self.cloud, region)
 
     async def _kill_controller(self) -> None:
         process = self._controllers.pop(self.chance.randrange(len(self._controllers)))
@@ -451,10 +457,15 @@ class _Exchange:
 
 def run_seed(seed: int) -> Report:
     """Raises Broken, with the seed in its message."""
+    return run_world(lambda folder: World(seed, folder), f"seed {seed}")
+
+
+def run_world(build: Callable[[Path], World], name: str) -> Report:
+    """Raises Broken, with `name` in its message."""
     warnings.filterwarnings("ignore", category=SAWarning)  # connections of the dead are collected as they lie
     with tempfile.TemporaryDirectory(prefix="ingle-sim-", dir=_quick_folder()) as folder:
-        upgrade_schema(f"sqlite+aiosqlite:///{folder}/db")
-        world = World(seed, Path(folder))
+        shutil.copyfile(_migrated(), f"{folder}/db")
+        world = build(Path(folder))
         Prober.cloud = world.cloud
         runner: Awaitable[Report] | Coroutine[Any, Any, Report] = world.run()
         with (
@@ -471,7 +482,16 @@ def run_seed(seed: int) -> Report:
             try:
                 return loop.run(runner)  # type: ignore[arg-type]
             except Exception as error:
-                raise Broken(f"seed {seed}: {error}") from error
+                raise Broken(f"{name}: {error}") from error
+
+
+@functools.cache
+def _migrated() -> str:
+    """A database to copy, which ends with this process: migrating takes as long as a run."""
+    folder = tempfile.mkdtemp(prefix="ingle-sim-", dir=_quick_folder())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    upgrade_schema(f"sqlite+aiosqlite:///{folder}/db")
+    return f"{folder}/db"
 
 
 def _database_moment(*_: object) -> ColumnElement[float]:
