@@ -20,6 +20,8 @@ An assumption, for the memory of its host. `TYPE/ember` and `TYPE/asleep` in the
 """
 _IMPORTS = ("start", "import")
 _LOADS = ("start", "import", "open", "load", "text")
+_TURNS_MS = 200.0
+"""What the control plane's part of a wake is taken for, before any was measured: two turns of its loop."""
 _MANY = 5
 """Measurements from which a percentile is taken; the greatest, of fewer."""
 
@@ -102,7 +104,7 @@ def _estimate(cold: Way, rung: Rung) -> Way:
         return cold
     saved = _IMPORTS if rung is Rung.EMBER else _LOADS
     left = {name: ms for name, ms in cold.phases.items() if name not in saved}
-    return Way(max(0.0, cold.total_ms - sum(cold.phases.get(name, 0.0) for name in saved)), left)
+    return Way(sum(left.values()) + _TURNS_MS, left)
 
 
 def _step(first_step: float | None) -> dict[str, float]:

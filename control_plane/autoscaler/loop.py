@@ -25,7 +25,6 @@ _HISTORY = 90 * 86_400.0
 _KEEP_SECONDS = 5.0
 """How often what it remembers is written down."""
 _MEASURE_SECONDS = 5.0
-_CHOOSE_SECONDS = 5.0
 _POINT = 60
 """Seconds that a measured point tells of."""
 _POINT_AGE = 150.0
@@ -50,7 +49,8 @@ class Autoscaler:
         self._aim = aim
         self._times = LocalTimes(Steady(monotonic))
         self._memories: dict[str, Memory] | None = None
-        self._kept_at = self._measured_at = self._chosen_at = float("-inf")
+        self._kept_at = self._measured_at = float("-inf")
+        self._newest_way: tuple[float, int] | None = None
         self._signals: dict[str, Signals] = {}
         self._poke = store.subscribe("demand", "endpoints")
 
@@ -98,7 +98,8 @@ class Autoscaler:
         names = {endpoint.id for endpoint in known}
         self._memories = {key: memory for key, memory in self._memories.items() if key in names}
         self._times.keep(known, [replica for own in running.values() for replica in own], reports)
-        await self._choose_rungs(known, now)
+        if any(endpoint.warmth_by_wait for endpoint in known):
+            await self._choose_rungs(known, now)
         await self._keep(now)
 
     def _decide(
@@ -126,9 +127,11 @@ class Autoscaler:
 
     async def _choose_rungs(self, known: Sequence[Endpoint], now: float) -> None:
         """For endpoints that are as warm as their wait asks for: what was measured since may tell another rung."""
-        if self._monotonic() - self._chosen_at < _CHOOSE_SECONDS:
+        async with self._store.read() as session:
+            newest = await warmth.newest_way(session)
+        if newest == self._newest_way:
             return
-        self._chosen_at = self._monotonic()
+        self._newest_way = newest
         for endpoint in known:
             if not endpoint.warmth_by_wait or endpoint.deleting:
                 continue

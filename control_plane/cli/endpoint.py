@@ -15,6 +15,7 @@ from control_plane.cli.waiting import Goal, asleep, never, serving, settled, wai
 
 if TYPE_CHECKING:
     from control_plane.api.schemas import Logs
+    from control_plane.client import AdminClient
 
 app = typer.Typer(no_args_is_help=True, help="Endpoints: create, watch, change, delete.")
 REPLICA_COLUMNS = ("id", "state", "rung", "generation", "address", "startup_ms", "created_at")
@@ -22,6 +23,7 @@ RUNG_COLUMNS = ("rung", "chosen", "price_per_hour", "currency", "first_token_ms"
 COLUMNS = ("name", "region", "model", "state", "generation", "desired_replicas", "reason.message")
 PATIENCE = 600.0
 _LOOK_AGAIN = 0.7
+_SOON, _LOOKS = 0.2, 10
 
 Name = Annotated[str, typer.Argument(help="The endpoint's name.")]
 Gpu = Annotated[str | None, typer.Option("--gpu", metavar="TYPE", help="Accelerator type; the region must offer it.")]
@@ -131,9 +133,20 @@ def create(
         if wait:
             endpoint = wait_for(client, name, serving, timeout) or endpoint
         if endpoint.warmth_by_wait:
-            chosen = [event.message for event in client.events(name) if event.kind == "warmth"]
-            say(f"warmth {chosen[-1] if chosen else endpoint.warmth}")
+            say(f"warmth {_choice(client, name, wait)}")
+            endpoint = client.endpoint(name)
         show_one(endpoint, output, skip=("replicas",))
+
+
+def _choice(client: AdminClient, name: str, started: bool) -> str:
+    """Which rung was chosen and why. What its first start tells is there a moment after that start."""
+    chosen = [""]
+    for _ in range(_LOOKS if started else 1):
+        chosen = [event.message for event in client.events(name) if event.kind == "warmth"]
+        if len(chosen) > 1:
+            break
+        time.sleep(_SOON)
+    return chosen[-1] if chosen else ""
 
 
 @app.command("list")

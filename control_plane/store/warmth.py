@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, Rung
@@ -35,6 +35,13 @@ async def ways_like(session: AsyncSession, model: str, region: str) -> Ways:
         (ColdStartRow.model == model) & (ColdStartRow.region == region),
         (WakeRow.model == model) & (WakeRow.region == region),
     )
+
+
+async def newest_way(session: AsyncSession) -> tuple[float, int]:
+    """Changes whenever a way up was measured, of any endpoint."""
+    started = await session.scalar(select(func.max(ColdStartRow.at)))
+    woken = await session.scalar(select(func.max(WakeRow.id)))
+    return started or 0.0, woken or 0
 
 
 async def hot_first_tokens(session: AsyncSession, endpoint_id: str) -> list[float]:

@@ -41,14 +41,17 @@ def test_what_a_rung_costs(accelerator: str | None, count: int, rung: Rung, pric
         ({Rung.COLD: [COLD]}, [], 5.0, Rung.COLD, "p95 of 1"),
         ({Rung.COLD: [COLD]}, [], 3.0, Rung.EMBER, "estimated"),
         ({Rung.COLD: [COLD]}, [], 1.0, Rung.ASLEEP, "estimated"),
+        ({Rung.COLD: [COLD]}, [], 2.3, Rung.EMBER, "estimated"),
+        ({Rung.COLD: [COLD]}, [], 2.2, Rung.ASLEEP, "estimated"),
         ({Rung.COLD: [COLD]}, [], 0.1, Rung.HOT, "no colder rung"),
         # what was measured replaces an estimate, either way
         ({Rung.COLD: [COLD], Rung.EMBER: [Way(900.0, {})]}, [], 1.0, Rung.EMBER, "p95 of 1"),
         ({Rung.COLD: [COLD], Rung.EMBER: [Way(3500.0, {})]}, [], 3.0, Rung.ASLEEP, "estimated"),
         # the first step counts
         ({Rung.COLD: [COLD]}, [900.0], 4.5, Rung.EMBER, "estimated"),
+        ({Rung.COLD: [COLD]}, [900.0], 3.0, Rung.ASLEEP, "estimated"),
         # one slow way of few is believed; of many, the percentile
-        ({Rung.COLD: [Way(500.0, {}), Way(9000.0, {})]}, [], 1.0, Rung.HOT, "no colder rung"),
+        ({Rung.COLD: [Way(500.0, {}), Way(9000.0, {})]}, [], 1.0, Rung.EMBER, "estimated"),
         ({Rung.COLD: [Way(500.0, {})] * 100 + [Way(9000.0, {})]}, [], 1.0, Rung.COLD, "p95 of 101"),
     ],
 )
@@ -66,7 +69,7 @@ def test_phases_add_up_to_the_time_to_a_first_token() -> None:
     assert ember.phases == {"schedule": 100.0, "open": 30.0, "load": 20.0, "first_step": 40.0}
     assert (ember.first_token_ms, ember.measured) == (340.0, 1)
     assert cold.phases == {"schedule": 400.0, "import": 1500.0, "open": 100.0, "load": 2000.0, "first_step": 40.0}
-    assert (asleep.first_token_ms, asleep.measured) == (440.0, 0)
+    assert (asleep.first_token_ms, asleep.measured) == (240.0, 0)
     assert (hot.first_token_ms, hot.price_per_hour) == (40.0, 1.0)
 
 
