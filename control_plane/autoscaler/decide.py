@@ -133,7 +133,7 @@ def _load_term(endpoint: Endpoint, load: Load, memory: Memory, ready: int, now: 
     if wanted > aim.panic_ratio * max(1, ready) or (memory.panic_at is not None and wanted > ready):
         memory.panic_at = now
     capacity = f"({endpoint.target:g} × {aim.utilization:g})"
-    said = f"{load.in_flight} in flight, {load.held} held: {counted:.3g} {over} / {capacity}"
+    said = f"{load.in_flight} in flight, {load.held} held: {counted:.3g} {over} / {capacity} = {wanted}"
     return Decision(max(wanted, 1 if load.total else 0), said, "load")
 
 

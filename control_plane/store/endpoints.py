@@ -214,6 +214,8 @@ async def roll_back(
     found = await generations.to_return_to(session, to_endpoint(row), to)
     changes = {field: value for field, value in found.spec.items() if field in SPEC_FIELDS}
     changes["canary"] = None
+    if changes.get("warmth_by_wait"):
+        del changes["warmth"]  # it was a choice then, and has been made anew since
     after = await update_endpoint(session, name, changes, now, if_generation=if_generation, kind="rolled_back")
     return after, found.generation
 
