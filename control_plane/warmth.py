@@ -13,10 +13,11 @@ from statistics import quantiles
 from control_plane.domain import Rung
 from control_plane.metering.prices import NANO, PriceBook
 
-SHARES = {Rung.COLD: 0.0, Rung.EMBER: 0.05, Rung.ASLEEP: 0.2, Rung.HOT: 1.0}
+SHARES = {Rung.COLD: 0.0, Rung.EMBER: 0.02, Rung.ASLEEP: 0.1, Rung.HOT: 1.0}
 """Of what an accelerator costs while it serves: what a resting replica costs where the price book doesn't say.
 
-An assumption, for the memory of its host. `TYPE/ember` and `TYPE/asleep` in the price book replace it.
+An assumption, for the memory of its host; whose accelerators stay rented while replicas rest pays all of it.
+`TYPE/ember` and `TYPE/asleep` in the price book replace it.
 """
 _IMPORTS = ("start", "import")
 _LOADS = ("start", "import", "open", "load", "text")

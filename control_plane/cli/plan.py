@@ -338,8 +338,9 @@ def _offers(
     known: Catalogue, fits: Sequence[Fit], book: Mapping[str, float] | None, *, everything: bool
 ) -> list[Offer]:
     """Each fit with its price; where no accelerator was named, the cheapest of those that fit and have one."""
-    from control_plane.domain import Rung
+    from control_plane.domain import RESTING_RUNGS
     from control_plane.planning.forecast import Offer
+    from control_plane.warmth import SHARES
 
     offers = []
     for one in fits:
@@ -349,7 +350,7 @@ def _offers(
             by_type = {known.find(name): price for name, price in book.items() if known.find(name)}
             listed = by_type.get(accelerator, book.get("*"))
         price = None if listed is None else listed * one.machine.count
-        resting = {Rung(rung): None if price is None else price * share for rung, share in known.resting_share.items()}
+        resting = {rung: None if price is None else price * SHARES[rung] for rung in sorted(RESTING_RUNGS)}
         if one.fits or everything:
             offers.append(Offer(one, price, known.starts[accelerator.kind], resting))
     if not everything:
@@ -361,7 +362,10 @@ def _offers(
 
 
 def _assumptions(known: Catalogue, offers: Sequence[Offer]) -> None:
+    from control_plane.domain import Rung
+    from control_plane.warmth import SHARES
+
     for kind in sorted({offer.fit.machine.accelerator.kind for offer in offers}):
         say(f"speeds on a {kind}: {known.efficiency[kind].note}")
-    shares = ", ".join(f"{rung} {share:.0%}" for rung, share in known.resting_share.items())
+    shares = ", ".join(f"{rung} {SHARES[rung]:.0%}" for rung in (Rung.EMBER, Rung.ASLEEP))
     say(f"assumed: times of starts, unless --cold-start says; what rests costs a share of its accelerator: {shares}")

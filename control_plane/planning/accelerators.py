@@ -96,7 +96,6 @@ class Catalogue(_Entry):
     counts: tuple[Annotated[int, Field(ge=1, le=64)], ...]
     efficiency: dict[Literal["gpu", "cpu"], Efficiency]
     starts: dict[Literal["gpu", "cpu"], StartTimes]
-    resting_share: dict[Literal["ember", "asleep"], Annotated[float, Field(ge=0, le=1)]]
     accelerator: tuple[Accelerator, ...]
 
     @model_validator(mode="after")

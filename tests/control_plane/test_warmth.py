@@ -15,7 +15,7 @@ from control_plane.warmth import Way, choose, figures, price_per_hour
 from tests.control_plane.harness import Installation, chat, create, replica_pids, state_of, until
 
 CHAT = "/chat/completions"
-BOOK = PriceBook(1, 0.0, "USD", {}, {"l4": 1.0, "l4/asleep": 0.1, "*": 2.0})
+BOOK = PriceBook(1, 0.0, "USD", {}, {"l4": 1.0, "l4/asleep": 0.15, "*": 2.0})
 COLD = Way(4000.0, {"import": 1500.0, "open": 100.0, "load": 2000.0})
 
 
@@ -23,9 +23,9 @@ COLD = Way(4000.0, {"import": 1500.0, "open": 100.0, "load": 2000.0})
     ("accelerator", "count", "rung", "price"),
     [
         ("l4", 1, Rung.HOT, 1.0),
-        ("l4", 2, Rung.ASLEEP, 0.2),  # the price book's own word
-        ("l4", 1, Rung.EMBER, 0.05),  # a share, where it has none
-        ("h100", 1, Rung.ASLEEP, 0.4),
+        ("l4", 2, Rung.ASLEEP, 0.3),  # the price book's own word
+        ("l4", 1, Rung.EMBER, 0.02),  # a share, where it has none
+        ("h100", 1, Rung.ASLEEP, 0.2),
         ("h100", 1, Rung.COLD, 0.0),
         (None, 0, Rung.HOT, 2.0),
     ],

@@ -23,9 +23,6 @@ import_s = 5.0
 load_gb_s = 2.0
 wake_s = 0.5
 wake_gb_s = 20.0
-[resting_share]
-ember = 0.0
-asleep = 0.1
 [[accelerator]]
 name = "X1"
 title = "an X1"
