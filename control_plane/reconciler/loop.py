@@ -55,6 +55,8 @@ from control_plane.store.ids import new_id
 
 _AT_ONCE = 32
 _SWEEP = "sweep"
+_FRESH_SECONDS = 1.0
+"""How long what was read under a lease is worked by."""
 _STAMPS = ("created_at", "ready_at", "unhealthy_at", "draining_at", "woken_at")
 _MOVING = frozenset({ReplicaState.INTENDED, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.TERMINATING})
 _WANTED_ENDS = frozenset({"not_wanted", "outdated", "endpoint_paused", "deleting"})
@@ -137,6 +139,7 @@ class Reconciler:
 
         Returns whether a replica is on its way up or down.
         """
+        await self._renew()
         async with self._store.read() as session:
             known = await endpoint_store.list_endpoints(session)
             by_endpoint: dict[str, list[Replica]] = {}
@@ -147,8 +150,9 @@ class Reconciler:
             for endpoint in known
             if endpoint.region in self._providers and (_restless(endpoint) or endpoint.id in by_endpoint)
         ]
+        read_at = self._monotonic()
         for endpoint in work:
-            self._start(endpoint.id, self._one(prober, endpoint.id))
+            self._start(endpoint.id, self._one(prober, endpoint, by_endpoint.get(endpoint.id, []), read_at))
         live = [replica for own in by_endpoint.values() for replica in own]
         self._steady.keep(
             [(replica.id, name) for replica in live for name in _STAMPS] + [(endpoint.id, "retry") for endpoint in work]
@@ -168,39 +172,60 @@ class Reconciler:
         task = self._working[name] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._working.pop(name, None))
 
-    async def _one(self, prober: Prober, endpoint_id: str) -> None:
+    async def _one(self, prober: Prober, endpoint: Endpoint, own: list[Replica], read_at: float) -> None:
         async with self._slots:
             try:
-                lease = await self._lease(endpoint_id)
+                lease = self._held(endpoint.id)
+                if lease is not None and self._monotonic() - read_at < _FRESH_SECONDS:
+                    await self._reconcile(prober, lease, endpoint, own)
+                    return
+                if lease is None:
+                    lease = await self._lease(endpoint.id)
                 if lease is not None:
-                    await self._reconcile(prober, lease)
+                    # read again under the lease: what was read before it may be another controller's past
+                    async with self._store.read() as session:
+                        found = await endpoint_store.get_endpoint_by_id(session, endpoint.id)
+                        own = await replicas.live_replicas(session, [endpoint.id])
+                    if found is not None:
+                        await self._reconcile(prober, lease, found, own)
             except LeaseLost:
-                self._leases.pop(endpoint_id, None)
+                self._leases.pop(endpoint.id, None)
             except StoreUnavailable as error:
                 event("reconciler.store_unavailable", level=logging.WARNING, reason=error.message)
             except Exception as error:  # one endpoint's fault must not stop the others
-                event("reconciler.fault", level=logging.ERROR, endpoint=endpoint_id, error=error)
+                event("reconciler.fault", level=logging.ERROR, endpoint=endpoint.id, error=error)
+
+    def _held(self, endpoint_id: str) -> leases.Lease | None:
+        """The lease on an endpoint, if it is ours for a while yet."""
+        held = self._leases.get(endpoint_id)
+        return held if held is not None and held.expires_at - self._clock() > self._timing.lease / 4 else None
+
+    async def _renew(self) -> None:
+        """Extend the leases that are half over, in one transaction, so that what is read next is read under them."""
+        now = self._clock()
+        due = [
+            endpoint_id
+            for endpoint_id, lease in self._leases.items()
+            if endpoint_id not in self._working
+            and not self._timing.lease / 2 < lease.expires_at - now <= self._timing.lease
+        ]
+        if due:
+            async with self._store.write() as session:
+                renewed = await leases.take_leases(session, due, self._owner, now, self._timing.lease)
+            for endpoint_id in due:
+                self._leases.pop(endpoint_id, None)
+            self._leases |= renewed
 
     async def _lease(self, endpoint_id: str) -> leases.Lease | None:
-        now = self._clock()
-        held = self._leases.get(endpoint_id)
-        if held is not None and held.expires_at - now > self._timing.lease / 2:
-            return held
         async with self._store.write() as session:
-            lease = await leases.take_lease(session, endpoint_id, self._owner, now, self._timing.lease)
+            lease = await leases.take_lease(session, endpoint_id, self._owner, self._clock(), self._timing.lease)
         if lease is None:
             self._leases.pop(endpoint_id, None)
         else:
             self._leases[endpoint_id] = lease
         return lease
 
-    async def _reconcile(self, prober: Prober, lease: leases.Lease) -> None:
-        # Read again under the lease: what was read before it may be another controller's past.
-        async with self._store.read() as session:
-            endpoint = await endpoint_store.get_endpoint_by_id(session, lease.endpoint_id)
-            if endpoint is None:
-                return
-            known = await replicas.live_replicas(session, [endpoint.id])
+    async def _reconcile(self, prober: Prober, lease: leases.Lease, endpoint: Endpoint, known: list[Replica]) -> None:
         provider = self._providers[endpoint.region]
         observed = await asyncio.gather(*(self._look(provider, prober, endpoint, replica) for replica in known))
         seen = {replica.id: sight for replica, sight in zip(known, observed, strict=True) if sight is not None}
@@ -214,10 +239,20 @@ class Reconciler:
         local = [self._local(replica, now) for replica in known]
         retry_at = self._steady.due((endpoint.id, "retry"), endpoint.retry_at, now, self._timing.backoff_cap)
         actions = plan(replace(endpoint, retry_at=retry_at), local, seen, now, self._policy, self._jitter())
-        if actions:
+        if actions and not await self._stand_again(provider, actions):
             calls = await self._write(lease, endpoint, known, actions)
             for action in calls:
                 await self._act(lease, provider, prober, endpoint, seen, action)
+
+    async def _stand_again(self, provider: Provider, actions: list[Action]) -> bool:
+        """Whether any that is about to be called terminated came into being while all else was looked at."""
+        ended = [
+            action.replica_id
+            for action in actions
+            if isinstance(action, ChangeReplica) and action.changes.get("state") is ReplicaState.TERMINATED
+        ]
+        again = await asyncio.gather(*(provider.describe(replica_id) for replica_id in ended))
+        return any(description.phase is not Phase.ABSENT for description in again)
 
     def _local(self, replica: Replica, now: float) -> Replica:
         """A row as if this process's clock had stamped it."""

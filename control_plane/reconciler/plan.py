@@ -262,10 +262,11 @@ def _state(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[EndpointSta
         rung = resting_rung(endpoint)
         kept = [replica for replica in alive if _rests(replica, rung)]
         others = [replica for replica in alive if replica not in kept]
-        if any(replica.state is not ReplicaState.TERMINATING for replica in others):
-            return EndpointState.DRAINING, "not_wanted", "finishing what is in flight"
         if others:
-            return EndpointState.DRAINING, "not_wanted", "ending replicas"
+            ending = all(replica.state is ReplicaState.TERMINATING for replica in others)
+            why = ("not_wanted", "ending replicas" if ending else "finishing what is in flight")
+            # the reason of a failure is kept for as long as what failed is asked for
+            return EndpointState.DRAINING, *((endpoint.reason_code, endpoint.reason) if endpoint.given_up else why)
         if endpoint.falls_back:
             return EndpointState.ZERO, endpoint.reason_code or "start_failed", _fallen(endpoint)
         if endpoint.given_up:

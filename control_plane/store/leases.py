@@ -1,11 +1,13 @@
-"""Leases on endpoint rows, with a fencing token that grows each time a lease changes hands.
+"""Leases on endpoint rows, with a fencing token that grows each time a lease is taken or extended.
 
-Work happens outside transactions; a write then counts only if the lease is still the same. On PostgreSQL its server's
-clock says when a lease is over, so that controllers whose clocks differ agree on it; SQLite's share a machine.
+Work happens outside transactions; a write then counts only if the lease is still the same: so what was seen is never
+older than a lease when it is written. On PostgreSQL its server's clock says when a lease is over, so that controllers
+whose clocks differ agree on it; SQLite's share a machine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Float, cast, extract, func, literal, or_, select, update
@@ -13,6 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.errors import LeaseLost
 from control_plane.store.models import EndpointRow
+
+_AT_ONCE = 500
+"""Endpoints in one statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +30,30 @@ class Lease:
     expires_at: float
 
 
-async def take_lease(session: AsyncSession, endpoint_id: str, owner: str, now: float, seconds: float) -> Lease | None:
-    """Take or extend the lease on an endpoint. None while somebody else holds it."""
+async def take_leases(
+    session: AsyncSession, endpoint_ids: Sequence[str], owner: str, now: float, seconds: float
+) -> dict[str, Lease]:
+    """Take or extend the leases on endpoints; those that somebody else holds aren't among the answer."""
     moment = _moment(session, now)
-    token = await session.scalar(
-        update(EndpointRow)
-        .where(
-            EndpointRow.id == endpoint_id,
-            EndpointRow.deleted_at.is_(None),
-            or_(EndpointRow.lock_expires_at <= moment, EndpointRow.lock_owner == owner),
+    found: dict[str, Lease] = {}
+    for first in range(0, len(endpoint_ids), _AT_ONCE):
+        rows = await session.execute(
+            update(EndpointRow)
+            .where(
+                EndpointRow.id.in_(endpoint_ids[first : first + _AT_ONCE]),
+                EndpointRow.deleted_at.is_(None),
+                or_(EndpointRow.lock_expires_at <= moment, EndpointRow.lock_owner == owner),
+            )
+            .values(lock_owner=owner, lock_expires_at=moment + seconds, lock_token=EndpointRow.lock_token + 1)
+            .returning(EndpointRow.id, EndpointRow.lock_token)
         )
-        .values(lock_owner=owner, lock_expires_at=moment + seconds, lock_token=EndpointRow.lock_token + 1)
-        .returning(EndpointRow.lock_token)
-    )
-    return None if token is None else Lease(endpoint_id, owner, token, now + seconds)
+        found |= {endpoint_id: Lease(endpoint_id, owner, token, now + seconds) for endpoint_id, token in rows}
+    return found
+
+
+async def take_lease(session: AsyncSession, endpoint_id: str, owner: str, now: float, seconds: float) -> Lease | None:
+    """One of them; None while somebody else holds it."""
+    return (await take_leases(session, [endpoint_id], owner, now, seconds)).get(endpoint_id)
 
 
 def _moment(session: AsyncSession, now: float) -> ColumnElement[float]:

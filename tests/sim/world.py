@@ -383,7 +383,11 @@ class World:
             raise Broken(f"the cloud has {sorted(standing - wanted)} too many and {sorted(wanted - standing)} too few")
         for endpoint in known:
             fallen = endpoint.falls_back and str(endpoint.state) == "degraded"
-            if str(endpoint.state) not in ("ready", "zero", "paused") and not fallen:
+            # what was never seen to serve has nothing to fall back to
+            hopeless = endpoint.model == "bad" and endpoint.stable_runtime is None and str(endpoint.state) == "failed"
+            if endpoint.given_up and endpoint.reason_code != "model_not_found":
+                raise Broken(f"{endpoint.name} has forgotten why it failed: {endpoint.reason_code}, {endpoint.reason}")
+            if str(endpoint.state) not in ("ready", "zero", "paused") and not (fallen or hopeless):
                 raise Broken(f"{endpoint.name} is {endpoint.state} ({endpoint.reason}) long after the trouble")
 
 
