@@ -184,6 +184,12 @@ def test_an_endpoint_is_changed_put_to_sleep_and_woken(platform: Platform, brows
     press(browser, "Wake")
     see(browser, "1 of 1 replicas ready", 60)
     see(browser, "import")
+    # the ladder of warmth, and the way back to what was asked before
+    see(browser, "asleep")
+    press(browser, "Back to it")
+    accept(browser)
+    see(browser, "is asked for again")
+    assert json.loads(platform.ingle("endpoint", "show", "chat", "-o", "json"))["generation"] == 3
     assert faults(browser) == []
 
 

@@ -4,6 +4,7 @@ import { Board } from "./charts.js";
 import { chat } from "./chat.js";
 import { change } from "./endpoint_forms.js";
 import { firing } from "./alerts.js";
+import { generations, rungs } from "./rollouts.js";
 import { button, count, el, facts, fill, money, say, state, table, when } from "./view.js";
 
 const RANGES = [["15 min", 900], ["6 h", 21600], ["Day", 86400], ["Week", 604800]];
@@ -12,7 +13,7 @@ const RELOAD_MS = 60000;
 
 export async function endpoint(name) {
   const path = `/endpoints/${encodeURIComponent(name)}`;
-  const parts = Object.fromEntries(["title", "buttons", "facts", "alerts", "starts", "replicas", "events", "change"].map((part) => [part, el("div")]));
+  const parts = Object.fromEntries(["title", "buttons", "facts", "alerts", "warmth", "generations", "starts", "replicas", "events", "change"].map((part) => [part, el("div")]));
   const reason = el("p", { role: "status" });
   const board = new Board();
   const talk = chat(name);
@@ -50,9 +51,10 @@ export async function endpoint(name) {
 
   async function refresh() {
     const today = new Date().setUTCHours(0, 0, 0, 0) / 1000;
-    const [e, events, starts, usage, cost, alerts] = await Promise.all([
+    const [e, events, starts, usage, cost, alerts, ladder, asked] = await Promise.all([
       call("GET", path), list(`${path}/events?limit=100`), list(`${path}/cold-starts?limit=8`),
-      list(`/usage?endpoint=${encodeURIComponent(name)}`), list(`/cost?since=${today}&endpoint=${encodeURIComponent(name)}`), firing(name)]);
+      list(`/usage?endpoint=${encodeURIComponent(name)}`), list(`/cost?since=${today}&endpoint=${encodeURIComponent(name)}`), firing(name),
+      list(`${path}/warmth`), list(`${path}/generations?limit=10`)]);
     const used = usage[0], price = cost[0];
     if (reason.textContent !== e.reason.message) reason.textContent = e.reason.message;
     fill(parts.title, el("h2", {}, name, " ", state(e.state)));
@@ -68,7 +70,8 @@ export async function endpoint(name) {
         }, { done: `${name} is being deleted`, kind: "danger" })));
     fill(parts.facts, facts([
       ["URL", el("code", {}, e.url)], ["Region", e.region], ["Model", e.model], ["Tenant", e.tenant],
-      ["Warmth", e.warmth], ["Generation", `${e.observed_generation} of ${e.generation}`],
+      ["Warmth", e.warmth_by_wait ? `${e.warmth}, by its wait` : e.warmth], ["Generation", `${e.observed_generation} of ${e.generation}`],
+      ["Canary", e.canary && e.stable_generation < e.generation ? `${e.canary} % of requests` : null],
       ["Replicas", `${e.min_replicas} to ${e.max_replicas}, ${e.desired_replicas} wanted`],
       ["Sleeps after", `${e.idle_timeout} s`], ["Holds a request", `${e.max_wait} s`],
       ["Requests, 30 days", used && count(used.requests)], ["Tokens in, out", used && `${count(used.prompt_tokens)}, ${count(used.completion_tokens)}`],
@@ -77,9 +80,11 @@ export async function endpoint(name) {
       ["Replica hours today", price && price.replica_hours.toFixed(3)],
     ]));
     fill(parts.alerts, alerts.length ? [el("h3", {}, "Alerts"), alerts] : null);
+    fill(parts.warmth, el("h3", {}, "Warmth"), rungs(ladder));
+    fill(parts.generations, el("h3", {}, "Generations"), generations(e, asked, path));
     fill(parts.starts, el("h3", {}, "Cold starts"), coldStarts(starts));
     fill(parts.replicas, el("h3", {}, "Replicas"),
-      table([["Id", (r) => r.id], ["State", (r) => state(r.state)], ["Generation", (r) => r.generation, "number"],
+      table([["Id", (r) => r.id], ["State", (r) => state(r.state === "resting" ? r.rung : r.state)], ["Generation", (r) => r.generation, "number"],
         ["Address", (r) => r.address], ["Since", (r) => when(r.ready_at || r.created_at)], ["Reason", (r) => r.reason.message]],
         e.replicas, "None run: the next request starts one.", "Replicas"));
     fill(parts.events, el("h3", {}, "Events"),
@@ -100,7 +105,7 @@ export async function endpoint(name) {
       el("div", { class: "halves" },
         el("section", { "aria-label": "Try it" }, el("h3", {}, "Try it"), talk.node),
         el("section", { "aria-label": "Facts" }, el("h3", {}, "Facts"), parts.facts, parts.change)),
-      parts.starts, parts.replicas, parts.events],
+      parts.warmth, parts.generations, parts.starts, parts.replicas, parts.events],
     live: name, onLive, refresh,
     stop() { clearTimeout(timer); board.stop(); talk.stop(); },
   };
@@ -111,7 +116,7 @@ function point(row) {
   return { ...row, at: row.at + row.step / 2, cost_per_hour: row.cost == null ? null : (row.cost / row.step) * 3600 };
 }
 
-const PHASES = ["spawn", "import", "open", "load", "weights", "warm_up", "compile", "tokenizer"];
+const PHASES = ["start", "import", "open", "load", "restore", "text"];
 
 function coldStarts(starts) {
   if (!starts.length) return el("p", {}, "It has not started yet.");

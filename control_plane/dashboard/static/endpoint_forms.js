@@ -10,6 +10,8 @@ const LIMITS = [
   { name: "monthly_budget", label: "Budget of a month", kind: "number", nullable: true },
 ];
 
+const WARMTH = ["cold", "ember", "asleep", "hot", "auto"];
+
 export function creation(regions, done) {
   const fields = [
     { name: "name", label: "Name", required: true, hint: "lower-case letters, digits and hyphens" },
@@ -20,7 +22,7 @@ export function creation(regions, done) {
     { name: "max_replicas", label: "Replicas at most", kind: "number" },
     { name: "idle_timeout", label: "Sleeps after", kind: "duration", value: "5m" },
     { name: "max_wait", label: "Holds a request for", kind: "duration", value: "60s" },
-    { name: "warmth", label: "Warmth", options: ["cold", "hot"], hint: "hot: always a replica" },
+    { name: "warmth", label: "Warmth", options: WARMTH, value: "cold", hint: "what is kept while nobody calls; auto: what the line above needs" },
     { name: "tenant", label: "Tenant", value: "default" },
     ...LIMITS,
   ];
@@ -43,10 +45,13 @@ export function change(e) {
     { name: "idle_timeout", label: "Sleeps after", kind: "duration", value: spoken(e.idle_timeout), required: true },
     { name: "max_wait", label: "Holds a request for", kind: "duration", value: spoken(e.max_wait), required: true },
     { name: "retention", label: "Keeps records for", kind: "duration", value: spoken(e.retention), required: true },
-    { name: "warmth", label: "Warmth", options: ["cold", "hot"], value: e.warmth },
+    { name: "warmth", label: "Warmth", options: WARMTH, value: e.warmth_by_wait ? "auto" : e.warmth },
+    { name: "target", label: "Requests at once for a replica", kind: "number", value: e.target, required: true },
+    { name: "ttft_slo", label: "First token within", kind: "duration", value: e.ttft_slo && spoken(e.ttft_slo), nullable: true },
+    { name: "canary", label: "Try it on so many % of requests", kind: "number", value: e.canary, nullable: true, hint: "for a change of the model; empty: on all" },
     ...LIMITS.map((limit) => ({ ...limit, value: e.limits[limit.name] })),
   ];
-  const before = Object.fromEntries(fields.map(({ name, kind, value }) => [name, kind === "duration" ? duration(value) : value ?? null]));
+  const before = Object.fromEntries(fields.map(({ name, kind, value }) => [name, value == null ? null : kind === "duration" ? duration(value) : value]));
   return form(fields, "Save", async (values) => {
     const changes = Object.fromEntries(Object.entries(values).filter(([name, value]) => value !== before[name]));
     if (!Object.keys(changes).length) return say("Nothing was changed.");
