@@ -1,4 +1,4 @@
-"""What gateways and replicas report, brought together per endpoint, and how it was in the last minute."""
+"""What gateways and replicas report, brought together per endpoint, and how it was of late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from control_plane.domain import Demand, Endpoint, Replica
 from control_plane.steady import Steady
 
-SLOW_SECONDS = 60.0
+SLOW_SECONDS = 30.0
 """How far back a decision looks."""
 
 
@@ -48,8 +48,9 @@ def combine(reports: Sequence[Demand], replicas: Sequence[Replica], now: float, 
 
 
 class Memory:
-    """An endpoint's last minute: the load over it, what was wanted in it, whether it is in panic. Survives restarts
-    by `dump` and `load`, whose times are ages, since another process has another clock.
+    """An endpoint's last half minute: the load over it, what was wanted in it, whether it is in panic.
+
+    Survives restarts by `dump` and `load`, whose times are ages, since another process has another clock.
     """
 
     def __init__(self) -> None:
@@ -79,8 +80,15 @@ class Memory:
                 break
         return area / span if span > 0 else float(self._loads[-1][1] if self._loads else 0)
 
+    def before(self, seconds: float, now: float) -> int:
+        """The load that was `seconds` ago; the oldest that is known, if that is later."""
+        for start, load in reversed(self._loads):
+            if start <= now - seconds:
+                return load
+        return self._loads[0][1] if self._loads else 0
+
     def most_wanted(self, wanted: int, now: float) -> int:
-        """Note what is wanted, and tell the most that was in the last minute."""
+        """Note what is wanted, and tell the most that was in the last `SLOW_SECONDS`."""
         while self._wanted and self._wanted[-1][1] <= wanted:
             self._wanted.pop()
         self._wanted.append((now, wanted))

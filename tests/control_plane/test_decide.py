@@ -23,7 +23,7 @@ def remembering(load: int, wanted: int = 0) -> Memory:
     """A minute at one load."""
     memory = Memory()
     memory.note(load, NOW - 59)
-    memory.most_wanted(wanted, NOW - 30)
+    memory.most_wanted(wanted, NOW - 15)
     return memory
 
 
@@ -76,11 +76,14 @@ READY = [replica(id="a", ready_at=NOW - 900), replica(id="b", ready_at=NOW - 900
 @pytest.mark.parametrize(
     ("changes", "load", "memory", "signals", "wanted", "term"),
     [
-        # a moment's load is taken by its mean while replicas serve, and at once while somebody is held
-        ({}, Load(40, 0, 0.0), remembering(10), NO_SIGNALS, 1, "load"),
-        ({}, Load(40, 1, 0.0), remembering(10), NO_SIGNALS, 4, "load"),
+        # what it grew by of late is taken to come again; what falls is taken by its mean
+        ({}, Load(22, 0, 0.0), remembering(10), NO_SIGNALS, 2, "load"),
+        ({}, Load(5, 0, 0.0), remembering(30), NO_SIGNALS, 3, "load"),
+        # at once, where somebody is held
+        ({}, Load(20, 4, 0.0), remembering(24), NO_SIGNALS, 3, "load"),
+        ({}, Load(20, 4, 0.0), remembering(10), NO_SIGNALS, 4, "load"),
         ({}, Load(30, 0, 0.0), remembering(30), NO_SIGNALS, 3, "load"),
-        # down by the most that was wanted in the last minute
+        # down by the most that was wanted in half a minute
         ({"desired_replicas": 3}, Load(1, 0, 0.0), remembering(1, wanted=3), NO_SIGNALS, 3, "slow-down"),
         ({"desired_replicas": 3}, QUIET, remembering(1, wanted=3), NO_SIGNALS, 3, "slow-down"),
         ({"desired_replicas": 3}, QUIET, remembering(0, wanted=1), NO_SIGNALS, 1, "idle"),
@@ -109,13 +112,13 @@ def test_nothing_goes_down_in_panic() -> None:
     assert decide(endpoint(desired_replicas=1), Load(60, 9, 0.0), memory, NO_SIGNALS, one, NOW).replicas == 4
     down = endpoint(desired_replicas=4)
     four = [replica(name=str(number), ready_at=NOW - 900) for number in range(4)]
-    # the load stood for 20 s, so that panic lasts until 80; what was wanted is forgotten here, to see it alone
+    # the load stood for 10 s, so that panic lasts until 40; what was wanted is forgotten here, to see it alone
     memory.forget_wanted()
-    for second, expected in ((20, 4), (79, 4)):
+    for second, expected in ((10, 4), (39, 4)):
         held = decide(down, Load(12, 0, 0.0), memory, NO_SIGNALS, four, NOW + second)
         assert held.replicas == expected, held
         memory.forget_wanted()
-    calm = decide(down, Load(12, 0, 0.0), memory, NO_SIGNALS, four, NOW + 81)
+    calm = decide(down, Load(12, 0, 0.0), memory, NO_SIGNALS, four, NOW + 41)
     assert (calm.replicas, memory.panic_at) == (2, None)
 
 
