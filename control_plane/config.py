@@ -106,15 +106,61 @@ class RaySettings(_Section):
     """A folder of each node, for its replicas' logs; `~/.ingle/node` where nothing is said."""
 
 
+class AwsMachine(_Section):
+    """A type of instance that replicas may run on."""
+
+    type: str = Field(pattern=r"^[a-z0-9-]{1,30}\.[a-z0-9-]{1,30}$")
+    accelerator: str = Field("cpu", pattern=_LABEL_VALUE)
+    """What `--gpu` names it by, such as L4; "cpu" for a type without."""
+    count: int = Field(1, ge=1, le=64)
+    """How many accelerators it has."""
+    price_per_hour: float = Field(0.0, ge=0, le=10_000)
+
+
+class AwsSettings(_Section):
+    """Where in AWS a region's replicas run: what the stack of `infra/aws/region.yaml` made there."""
+
+    aws_region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]{1,2}$")
+    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+    launch_template: str = Field(pattern=r"^lt-[0-9a-f]{8,32}$")
+    subnets: tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,32}$")], ...] = Field(min_length=1, max_length=16)
+    """One of each zone, the preferred first."""
+    machines: tuple[AwsMachine, ...] = Field(min_length=1, max_length=32)
+    """The cheapest that has what a replica asks is tried first."""
+    kms_key: str | None = None
+    """Seals the replicas' secrets; AWS's own key for the account where nothing is said."""
+    spot: bool = False
+    """Whether instances are spot ones, which AWS may take back with two minutes' notice."""
+    address: Literal["private", "public"] = "private"
+    """Which of an instance's addresses gateways and controllers reach it at."""
+    port: int = Field(8100, ge=1, le=65535)
+    python: str = Field("/opt/ingle/bin/python", pattern=r"^/[A-Za-z0-9._/-]{1,200}$")
+    """The image's interpreter that has `ingle[engine,aws]`."""
+    node_home: str = Field("/var/lib/ingle", pattern=r"^/[A-Za-z0-9._/-]{1,200}$")
+    """A folder of the instance, for the replica's logs and weights."""
+    deadman_minutes: int = Field(60, ge=1, le=10_080)
+    """How long an instance lives on without a word from a controller; then it powers off, and so is terminated."""
+    cool_down: Seconds = 120.0
+    """How long a type isn't asked for in a zone that had no capacity for it."""
+    settle_seconds: Seconds = 60.0
+    """How long a new instance may be unknown to those who ask AWS for it."""
+    reap_grace: float = Field(60.0, ge=0, le=3600)
+    """How old an instance is, in seconds, before it may count as nobody's."""
+    endpoint_url: str | None = None
+    """Another place than AWS's own, to try things out."""
+
+
 class RegionSettings(_Section):
     """A region: where its replicas run and where its gateway listens."""
 
     name: Annotated[str, AfterValidator(_name)]
     jurisdiction: str | None = Field(None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
     """Whose law holds there: an ISO 3166 code, such as DE or AE-DU, or EU."""
-    provider: Literal["local", "ray"] = "local"
+    provider: Literal["local", "ray", "aws"] = "local"
     ray: RaySettings | None = None
     """Of a region whose provider is ray."""
+    aws: AwsSettings | None = None
+    """Of a region whose provider is aws."""
     gateway: HostPort | None = None
     """Defaults to the first region's address with the next ports."""
     public_url: str | None = None
@@ -135,8 +181,9 @@ class RegionSettings(_Section):
 
     @model_validator(mode="after")
     def _provided(self) -> RegionSettings:
-        if (self.provider == "ray") != (self.ray is not None):
-            raise ValueError("ray: its settings are needed where provider is ray, and only there")
+        for name, own in (("ray", self.ray), ("aws", self.aws)):
+            if (self.provider == name) != (own is not None):
+                raise ValueError(f"{name}: its settings are needed where provider is {name}, and only there")
         return self
 
 

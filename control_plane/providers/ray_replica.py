@@ -20,10 +20,10 @@ from typing import Any
 
 from control_plane.domain import Phase, ReplicaSpec
 from control_plane.errors import ProviderError
+from control_plane.providers.delivered import Delivered, OneToken
 from control_plane.providers.local import LocalProvider
 from control_plane.providers.processes import MARK, marked, send
 from control_plane.security.files import private_folder, write_private
-from control_plane.security.mesh import PLAIN, Link
 
 PYTHON = "{python}"
 """In a command: the node's own interpreter."""
@@ -32,35 +32,6 @@ _STALE_SECONDS = 3600.0
 _WATCH_SECONDS = 30.0
 _END_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
-
-
-class _OneToken:
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def replica_token(self, replica_id: str) -> str:
-        return self._token
-
-
-class _Delivered:
-    """The certificate that the control plane sent: its authority's key never leaves the control plane."""
-
-    link: Link = PLAIN
-
-    def __init__(self, folder: Path, pair: str, authority: str) -> None:
-        self.ca_file = folder / "authority.pem"
-        self.take(pair, authority)
-
-    def take(self, pair: str, authority: str) -> None:
-        self._pair = pair.encode()
-        write_private(self.ca_file, authority.encode())
-
-    def equip(self, replica_id: str, host: str, path: Path) -> None:
-        if not path.exists() or path.read_bytes() != self._pair:
-            write_private(path, self._pair)
-
-    def forget(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
 
 
 class RayReplica:
@@ -72,7 +43,7 @@ class RayReplica:
         self._id = spec.replica_id
         self._loop = asyncio.new_event_loop()
         self._fault: ProviderError | None = None
-        self._mesh: _Delivered | None = None
+        self._mesh: Delivered | None = None
         self._local: LocalProvider | None = None
         try:
             if not self._claim(asked["namespace"]):
@@ -123,10 +94,10 @@ class RayReplica:
         folder = private_folder(home / "replicas" / self._id)
         _forget_lost(home / "replicas")
         if asked["pair"]:
-            self._mesh = _Delivered(folder, asked["pair"], asked["authority"])
+            self._mesh = Delivered(folder, asked["pair"], asked["authority"])
         return LocalProvider(
             home,
-            _OneToken(asked["token"]),
+            OneToken(asked["token"]),
             regions=[region],
             command=[sys.executable if word == PYTHON else word for word in asked["command"]],
             terminate_grace=asked["grace"],

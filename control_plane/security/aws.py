@@ -11,8 +11,11 @@ _READ_SECONDS = 5.0
 _ATTEMPTS = 3
 
 
-def aws_client(service: str, region: str | None, endpoint_url: str | None) -> Any:
-    """Raises ConfigError where boto3 isn't installed or has no region."""
+def aws_client(service: str, region: str | None, endpoint_url: str | None, *, attempts: int = _ATTEMPTS) -> Any:
+    """`attempts` is how often a call is made before it fails.
+
+    Raises ConfigError where boto3 isn't installed or has no region.
+    """
     try:
         import boto3
         from botocore.config import Config
@@ -20,7 +23,7 @@ def aws_client(service: str, region: str | None, endpoint_url: str | None) -> An
     except ImportError:
         raise ConfigError("boto3 isn't installed: pip install 'ingle[aws]'", code="aws_missing") from None
     config = Config(
-        connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": _ATTEMPTS}
+        connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": attempts}
     )
     try:
         return boto3.client(service, region_name=region, endpoint_url=endpoint_url, config=config)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from control_plane.domain import Description, ReplicaSpec
-from control_plane.errors import ProviderError
+from control_plane.errors import ProviderError, StoreUnavailable
 from control_plane.store import endpoints, tenants
 from control_plane.store.database import Store
 from tests.sim.clock import CURRENT, Died
 from tests.sim.cloud import Faults, Provider
-from tests.sim.world import REGIONS, Report, World, run_world
+from tests.sim.world import REGIONS, Broken, Report, World, run_world
 
 Kind = Literal["die", "fail", "hang"]
 WARMTHS = ("cold", "ember")
@@ -70,8 +71,7 @@ class CrashWorld(World):
         try:
             for changes in STEPS:
                 await self._over([watching], STEP_SECONDS)
-                async with store.write() as session:
-                    await endpoints.update_endpoint(session, "chat", changes, self._clock(0.0)())
+                await self._ask(store, changes)
             await self._over([watching], STEP_SECONDS + HANG_SECONDS + 30.0)
             await self._converged(store)
         finally:
@@ -83,6 +83,15 @@ class CrashWorld(World):
         self.report.machines = len(self.cloud.machines)
         self.report.requests = self.crossed
         return self.report
+
+    async def _ask(self, store: Store, changes: dict[str, Any]) -> None:
+        """As an operator does, who asks again where the database is held up."""
+        for _ in range(5):
+            with suppress(StoreUnavailable):
+                async with store.write() as session:
+                    await endpoints.update_endpoint(session, "chat", changes, self._clock(0.0)())
+                return
+        raise Broken("the database was held up for too long")
 
     def _start_controller(self) -> None:
         super()._start_controller()
