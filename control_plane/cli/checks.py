@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
+from control_plane.domain import Address
 from control_plane.errors import IngleError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ Status = Literal["ok", "warn", "fail"]
 _GIB = 1024**3
 _SKEW_WARN, _SKEW_FAIL = 2.0, 30.0
 _SLOW_MS = 50.0
+_CONNECT_SECONDS = 3.0
 
 
 class Check(BaseModel):
@@ -147,14 +150,8 @@ def disk(settings: Settings) -> Iterator[Check]:
 
 def provider(settings: Settings) -> Iterator[Check]:
     """What this installation may do where its replicas run, and with the services that its settings name."""
-    program = settings.replica_command[0]
-    if shutil.which(program) is None:
-        do = "set replica_command to a program that is there"
-        yield Check(name="provider", status="fail", found=f"{program} can't be run", do=do)
-    else:
-        with tempfile.TemporaryDirectory(dir=_existing(settings.home)):
-            pass  # where replicas' folders are made
-        yield Check(name="provider", status="ok", found="local: may start replicas here")
+    yield from _local(settings)
+    yield from _ray(settings)
     kms = settings.keyring
     if kms.kms_key:
         rights = "kms:DescribeKey"
@@ -165,6 +162,51 @@ def provider(settings: Settings) -> Iterator[Check]:
             yield from _aws(
                 "route53", acme.aws_region, acme.endpoint_url, "route53:ListHostedZones", "list_hosted_zones"
             )
+
+
+def _local(settings: Settings) -> Iterator[Check]:
+    if not any(region.provider == "local" for region in settings.regions):
+        return
+    program = settings.replica_command[0]
+    if shutil.which(program) is None:
+        do = "set replica_command to a program that is there"
+        yield Check(name="provider", status="fail", found=f"{program} can't be run", do=do)
+    else:
+        with tempfile.TemporaryDirectory(dir=_existing(settings.home)):
+            pass  # where replicas' folders are made
+        yield Check(name="provider", status="ok", found="local: may start replicas here")
+
+
+def _ray(settings: Settings) -> Iterator[Check]:
+    """Ray itself, each cluster's token, and whether something listens at its head."""
+    regions = [region for region in settings.regions if region.ray is not None]
+    if not regions:
+        return
+    try:
+        yield Check(name="provider", status="ok", found=f"ray {version('ray')}")
+    except PackageNotFoundError:
+        yield Check(name="provider", status="fail", found="ray isn't installed", do="pip install 'ingle[ray]'")
+    for ray in dict.fromkeys(region.ray for region in regions if region.ray is not None):
+        name = f"ray {ray.address}"
+        try:
+            empty = not ray.token_file.read_text().strip()
+        except OSError as error:
+            do = f"put the cluster's token there: {error.strerror}"
+            yield Check(name=name, status="fail", found=f"{ray.token_file} can't be read", do=do)
+            continue
+        if empty:
+            yield Check(
+                name=name, status="fail", found=f"{ray.token_file} is empty", do="put the cluster's token there"
+            )
+            continue
+        head = Address.parse(ray.address)
+        try:
+            socket.create_connection((head.host, head.port), timeout=_CONNECT_SECONDS).close()
+        except OSError as error:
+            do = "start the cluster's head, or let this machine reach it"
+            yield Check(name=name, status="fail", found=f"doesn't answer: {error}", do=do)
+        else:
+            yield Check(name=name, status="ok", found="listens; `ingle region list` asks what it offers")
 
 
 def _aws(

@@ -53,6 +53,23 @@ def test_an_installation_that_runs_is_well(platform: Installation) -> None:
     assert all(line.split()[0] in ("ok", "warn", "→") for line in text.stdout.splitlines())
 
 
+def test_a_ray_cluster_is_looked_at(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        place = f"127.0.0.1:{head.getsockname()[1]}"
+        token = tmp_path / "token"
+        region = {"name": "fr-1", "provider": "ray", "ray": {"address": place, "token_file": str(token)}}
+        more = {"INGLE_REGIONS": json.dumps([region]), "INGLE_REPLICA_TLS": "true"}
+        _, found = examined(tmp_path / "home", **more)
+        (check,) = found[f"ray {place}"]
+        assert (check["status"], "can't be read" in check["found"]) == ("fail", True)
+        assert [one["found"].split()[0] for one in found["provider"]] == ["ray"]
+        token.write_text("secret")
+        _, found = examined(tmp_path / "home", **more)
+        assert found[f"ray {place}"][0]["status"] == "ok"
+    _, found = examined(tmp_path / "home", **more)
+    assert "doesn't answer" in found[f"ray {place}"][0]["found"]
+
+
 def test_a_strange_listener_an_old_schema_and_a_missing_program_fail(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert ingle(home, "db", "upgrade").returncode == 0
