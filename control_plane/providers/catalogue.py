@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from control_plane.config import RaySettings, Settings
+from control_plane.config import AwsSettings, RaySettings, Settings
 from control_plane.domain import Offer
 from control_plane.errors import ConfigError, IngleError
+from control_plane.providers.aws import AwsProvider
 from control_plane.providers.base import Provider
-from control_plane.providers.local import LocalProvider
+from control_plane.providers.local import LocalProvider, Tokens
 from control_plane.providers.ray import RayProvider, Spot
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.mesh import Mesh
@@ -42,14 +43,14 @@ class Providers:
     async def close(self) -> None:
         """Let go of clusters. Replicas stay."""
         for provider in set(self.by_region.values()):
-            if isinstance(provider, RayProvider):
+            if isinstance(provider, RayProvider | AwsProvider):
                 await provider.close()
 
 
 def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None) -> Providers:
     """Nothing is connected yet. Raises ConfigError where a region's provider can't be used here."""
     found: dict[str, Provider] = {}
-    local = [region.name for region in settings.regions if region.ray is None]
+    local = [region.name for region in settings.regions if region.provider == "local"]
     if local:
         found |= dict.fromkeys(local, _local(settings, secret, mesh, local))
     clusters: dict[tuple[object, ...], dict[str, RaySettings]] = {}
@@ -59,6 +60,9 @@ def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None) -> Pro
             clusters.setdefault(cluster, {})[region.name] = region.ray
     for regions in clusters.values():
         found |= dict.fromkeys(regions, _ray(settings, secret, mesh, regions))
+    for region in settings.regions:
+        if region.aws is not None:
+            found[region.name] = _aws(settings, secret, mesh, region.name, region.aws)
     return Providers(found)
 
 
@@ -80,10 +84,8 @@ def _ray(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping
         raise ConfigError(f"region {first}: ray isn't installed: pip install 'ingle[ray]'", param="regions")
     if not cluster.token_file.is_file():
         raise ConfigError(f"region {first}: ray.token_file {cluster.token_file} isn't there", param="regions")
-    # Two installations on one cluster must not take one another's replicas for orphans.
-    namespace = f"ingle-{secret.replica_token('namespace')[:16]}"
     return RayProvider(
-        RayLink(cluster.address, namespace, cluster.token_file),
+        RayLink(cluster.address, installation_name(secret), cluster.token_file),
         secret,
         home=settings.home,
         node_home=cluster.node_home,
@@ -93,3 +95,24 @@ def _ray(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping
         log_bytes=settings.replica_log_bytes,
         mesh=mesh,
     )
+
+
+def _aws(settings: Settings, secret: Secret, mesh: Mesh | None, region: str, own: AwsSettings) -> AwsProvider:
+    if find_spec("boto3") is None:
+        raise ConfigError(f"region {region}: boto3 isn't installed: pip install 'ingle[aws]'", param="regions")
+    return AwsProvider(
+        region,
+        own,
+        secret,
+        installation=installation_name(secret),
+        home=settings.home,
+        command=settings.replica_command,
+        terminate_grace=settings.timing.terminate_grace,
+        log_bytes=settings.replica_log_bytes,
+        mesh=mesh,
+    )
+
+
+def installation_name(secret: Tokens) -> str:
+    """Two installations in one cluster or account must not take one another's replicas for orphans."""
+    return f"ingle-{secret.replica_token('namespace')[:16]}"

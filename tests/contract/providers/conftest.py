@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.providers.aws import AwsProvider
 from control_plane.providers.base import Provider
 from control_plane.providers.local import LocalProvider
 from control_plane.providers.processes import MARK, marked
 from control_plane.providers.ray import RayProvider, Spot
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.secret import load_secret
+from tests.contract.providers.aws_cloud import Cloud, cloud_of
 from tests.contract.providers.clusters import Cluster, ray_cluster
-from tests.control_plane.harness import REPLICA
+from tests.control_plane.conftest import aws  # noqa: F401  # a fixture
+from tests.control_plane.harness import REPLICA, Aws
 
 COMMAND = (sys.executable, str(REPLICA))
 GRACE = 3.0
@@ -62,10 +65,17 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(scope="session")
+def cloud(aws: Aws, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:  # noqa: F811
+    with cloud_of(aws, tmp_path_factory.mktemp("cloud")) as made:
+        yield made
+
+
+@pytest.fixture(params=["local", "ray", "aws"])
 async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
     secret = load_secret(tmp_path)
     links: list[RayLink] = []
+    instances: list[AwsProvider] = []
 
     def local(command: Sequence[str] = COMMAND, grace: float = GRACE) -> LocalProvider:
         return LocalProvider(
@@ -87,11 +97,32 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             log_bytes=LOG_BYTES,
         )
 
-    makers: dict[str, Callable[..., Provider]] = {"local": local, "ray": on_ray}
+    def on_aws(command: Sequence[str] = COMMAND, grace: float = GRACE) -> AwsProvider:
+        found: Cloud = request.getfixturevalue("cloud")
+        instances.append(
+            AwsProvider(
+                "eu-1",
+                found.settings(node_home=str(tmp_path)),
+                secret,
+                installation=f"ingle-{tmp_path.parent.name}-{tmp_path.name}",
+                home=tmp_path,
+                command=command,
+                terminate_grace=grace,
+                log_bytes=LOG_BYTES,
+                fresh=0.02,
+                beat=0.2,
+                word=0.2,
+            )
+        )
+        return instances[-1]
+
+    makers: dict[str, Callable[..., Provider]] = {"local": local, "ray": on_ray, "aws": on_aws}
     made = Ground(tmp_path, makers[request.param], set())
     yield made
     for link in links:
         await link.close()
+    for provider in instances:
+        await provider.close()
     for path in tmp_path.rglob("replicas/*"):
         made.started.add(path.name)
     for replica_id in made.started:
