@@ -150,17 +150,51 @@ class AwsSettings(_Section):
     """Another place than AWS's own, to try things out."""
 
 
+class KubernetesAccelerator(_Section):
+    """A kind of accelerator that nodes have: what `--gpu` names."""
+
+    resource: str = Field("nvidia.com/gpu", pattern=_LABEL)
+    node_selector: dict[str, str] = Field(default_factory=dict, max_length=10)
+    """Labels of the nodes that have this kind."""
+
+
+class KubernetesSettings(_Section):
+    """The cluster and namespace that a region's replicas run in as pods, and on which nodes."""
+
+    kubeconfig: Path | None = None
+    """The cluster that the control plane itself runs in, where nothing is said."""
+    context: str | None = None
+    namespace: Annotated[str, AfterValidator(_name)] = "ingle"
+    image: str = Field(min_length=1, max_length=512)
+    """Has `ingle[engine]`."""
+    command: tuple[str, ...] = Field(("python", "-m", "data_plane", "serve"), min_length=1, max_length=32)
+    node_selector: dict[str, str] = Field(default_factory=dict, max_length=10)
+    """Labels of the region's nodes; `topology.kubernetes.io/region` with the region's name where nothing is said."""
+    accelerators: dict[str, KubernetesAccelerator] = Field(default_factory=dict, max_length=50)
+    cpu: str = Field("1", pattern=r"^[0-9]+(\.[0-9]+|m)?$")
+    """What a replica asks of its node, and its bound of memory."""
+    memory: str = Field("2Gi", pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")
+    cache_claim: Annotated[str, AfterValidator(_name)] | None = None
+    """A claim on a volume for weights; without one each replica fetches its own."""
+    user: int = Field(65_532, ge=1)
+    port: int = Field(8100, ge=1024, le=65535)
+    queue_seconds: Seconds = 60.0
+    """How long a pod may wait for a node before that counts as no capacity."""
+
+
 class RegionSettings(_Section):
     """A region: where its replicas run and where its gateway listens."""
 
     name: Annotated[str, AfterValidator(_name)]
     jurisdiction: str | None = Field(None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
     """Whose law holds there: an ISO 3166 code, such as DE or AE-DU, or EU."""
-    provider: Literal["local", "ray", "aws"] = "local"
+    provider: Literal["local", "ray", "aws", "kubernetes"] = "local"
     ray: RaySettings | None = None
     """Of a region whose provider is ray."""
     aws: AwsSettings | None = None
     """Of a region whose provider is aws."""
+    kubernetes: KubernetesSettings | None = None
+    """Of a region whose provider is kubernetes."""
     gateway: HostPort | None = None
     """Defaults to the first region's address with the next ports."""
     public_url: str | None = None
@@ -181,7 +215,7 @@ class RegionSettings(_Section):
 
     @model_validator(mode="after")
     def _provided(self) -> RegionSettings:
-        for name, own in (("ray", self.ray), ("aws", self.aws)):
+        for name, own in (("ray", self.ray), ("aws", self.aws), ("kubernetes", self.kubernetes)):
             if (self.provider == name) != (own is not None):
                 raise ValueError(f"{name}: its settings are needed where provider is {name}, and only there")
         return self

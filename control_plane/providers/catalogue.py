@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from control_plane.config import AwsSettings, RaySettings, Settings
+from control_plane.config import AwsSettings, KubernetesSettings, RaySettings, Settings
 from control_plane.domain import Offer
 from control_plane.errors import ConfigError, IngleError
 from control_plane.providers.aws import AwsProvider
 from control_plane.providers.base import Provider
+from control_plane.providers.kubernetes import KubernetesProvider
 from control_plane.providers.local import LocalProvider, Tokens
 from control_plane.providers.ray import RayProvider, Spot
 from control_plane.providers.ray_link import RayLink
@@ -34,7 +35,7 @@ class Providers:
         try:
             if isinstance(provider, LocalProvider):
                 return await asyncio.to_thread(provider.logs, replica_id, lines, after)
-            if isinstance(provider, RayProvider):
+            if isinstance(provider, RayProvider | KubernetesProvider):
                 return await provider.logs(replica_id, lines, after)
         except IngleError:
             pass
@@ -43,7 +44,7 @@ class Providers:
     async def close(self) -> None:
         """Let go of clusters. Replicas stay."""
         for provider in set(self.by_region.values()):
-            if isinstance(provider, RayProvider | AwsProvider):
+            if isinstance(provider, RayProvider | AwsProvider | KubernetesProvider):
                 await provider.close()
 
 
@@ -63,6 +64,13 @@ def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None) -> Pro
     for region in settings.regions:
         if region.aws is not None:
             found[region.name] = _aws(settings, secret, mesh, region.name, region.aws)
+    pods: dict[tuple[object, ...], dict[str, KubernetesSettings]] = {}
+    for region in settings.regions:
+        if region.kubernetes is not None:
+            place = (region.kubernetes.kubeconfig, region.kubernetes.context, region.kubernetes.namespace)
+            pods.setdefault(place, {})[region.name] = region.kubernetes
+    for theirs in pods.values():
+        found |= dict.fromkeys(theirs, _kubernetes(settings, secret, mesh, theirs))
     return Providers(found)
 
 
@@ -109,6 +117,22 @@ def _aws(settings: Settings, secret: Secret, mesh: Mesh | None, region: str, own
         command=settings.replica_command,
         terminate_grace=settings.timing.terminate_grace,
         log_bytes=settings.replica_log_bytes,
+        mesh=mesh,
+    )
+
+
+def _kubernetes(
+    settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping[str, KubernetesSettings]
+) -> KubernetesProvider:
+    if find_spec("kubernetes_asyncio") is None:
+        first = next(iter(regions))
+        message = f"region {first}: kubernetes_asyncio isn't installed: pip install 'ingle[kubernetes]'"
+        raise ConfigError(message, param="regions")
+    return KubernetesProvider(
+        regions,
+        secret,
+        installation=installation_name(secret),
+        grace=settings.timing.drain_timeout,
         mesh=mesh,
     )
 
