@@ -1,0 +1,86 @@
+"""Endpoints on AWS, as their users see them: through the gateway and by mutual TLS to the instance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane.providers.processes import marked
+from tests.contract.providers.aws_cloud import Cloud
+from tests.contract.providers.aws_machines import MACHINE
+from tests.contract.providers.aws_proxy import Fault
+from tests.control_plane.harness import Installation, chat, create, installed, until
+
+
+@pytest.fixture
+def home_on_aws(cloud: Cloud, tmp_path: Path) -> Iterator[Installation]:
+    """An installation with a region of this machine and one of AWS."""
+    cloud.proxy.forgive()
+    own = {
+        "name": "de-1",
+        "jurisdiction": "DE",
+        "provider": "aws",
+        "aws": cloud.values(node_home=str(tmp_path / "node")),
+    }
+    regions = [{"name": "local-eu"}, {"name": "de-1", "jurisdiction": "DE", "provider": "aws", "aws": own}]
+    with installed(tmp_path / "home", INGLE_REGIONS=json.dumps(regions), INGLE_REPLICA_TLS="true") as installation:
+        yield installation
+    cloud.proxy.machines.boots = True
+
+
+def test_an_endpoint_on_an_instance_answers_and_leaves_nothing(home_on_aws: Installation, cloud: Cloud) -> None:
+    home_on_aws.up()
+    with home_on_aws.admin() as admin:
+        regions = {region.name: region for region in admin.regions()}
+        assert (regions["de-1"].provider, regions["de-1"].reachable) == ("aws", True)
+        assert regions["de-1"].accelerators == {"cpu": 1, "L4": 1}
+        url = create(admin, "far", region="de-1", min_replicas=1)
+        key = admin.create_key({"name": "k"}).secret
+        with home_on_aws.tenant(url, key) as tenant:
+            reply = tenant.post("/chat/completions", json=chat(model="far"))
+        assert reply.json()["choices"][0]["message"]["content"] == "echo hello"
+        (replica,) = admin.endpoint("far").replicas
+        (instance,) = cloud.instances(replica=replica.id)
+        assert replica.address == f"{instance['PrivateIpAddress']}:8100"
+        admin.delete_endpoint("far")
+        until(lambda: "far" not in {one.name for one in admin.endpoints()}, "it is deleted")
+    assert not marked(MACHINE, instance["InstanceId"])
+    assert [one["State"]["Name"] for one in cloud.instances(replica=replica.id)] == ["terminated"]
+    assert not [name for name in cloud.secrets() if replica.id in name]
+
+
+def test_one_that_is_never_reachable_is_ended_with_its_endpoint(home_on_aws: Installation, cloud: Cloud) -> None:
+    """As with a server like AWS alone, whose instances run nothing; the controller dies meanwhile, too."""
+    cloud.proxy.machines.boots = False
+    program = home_on_aws.up()
+    with home_on_aws.admin() as admin:
+        admin.create_endpoint({"name": "dark", "region": "de-1", "model": "fast", "min_replicas": 1})
+        (instance,) = until(lambda: cloud.instances(endpoint="dark") or None, "an instance is there")
+    program.kill()
+    home_on_aws.up()
+    with home_on_aws.admin() as admin:
+        found = admin.endpoint("dark")
+        assert found.state in ("provisioning", "loading")
+        (replica,) = found.replicas
+        tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+        assert (tags["ingle:replica"], tags["ingle:region"]) == (replica.id, "de-1")
+        assert [name for name in cloud.secrets() if replica.id in name]
+        admin.delete_endpoint("dark")
+        until(lambda: "dark" not in {one.name for one in admin.endpoints()}, "it is deleted")
+    assert [one["State"]["Name"] for one in cloud.instances(endpoint="dark")] == ["terminated"]
+    assert not [name for name in cloud.secrets() if replica.id in name]
+
+
+def test_a_quota_is_told_with_its_reason(home_on_aws: Installation, cloud: Cloud) -> None:
+    cloud.proxy.fail(Fault("RunInstances", "VcpuLimitExceeded", times=1000))
+    home_on_aws.up()
+    with home_on_aws.admin() as admin:
+        admin.create_endpoint({"name": "many", "region": "de-1", "model": "fast", "min_replicas": 1})
+        until(lambda: admin.endpoint("many").reason.code == "quota_exceeded", "the quota is told")
+        admin.delete_endpoint("many")
+        until(lambda: "many" not in {one.name for one in admin.endpoints()}, "it is deleted")
+    cloud.proxy.forgive()
+    assert cloud.instances(endpoint="many") == []
