@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +56,7 @@ def test_the_bucket_is_sealed_versioned_private_and_by_tls_alone(cloud: Cloud, r
     assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "aws:kms"
     assert resources["Bucket"]["Properties"]["VersioningConfiguration"] == {"Status": "Enabled"}
     assert set(resources["Bucket"]["Properties"]["PublicAccessBlockConfiguration"].values()) == {True}
-    (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
+    (statement,) = resources["BucketPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
 
 
