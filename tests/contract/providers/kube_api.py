@@ -255,8 +255,7 @@ class Cluster:
             else:
                 environment[entry["name"]] = entry["value"]
         arguments = [argument.replace("$(POD_IP)", address).replace("$$(", "$(") for argument in container["args"]]
-        for inside, outside in places.items():
-            arguments = [argument.replace(inside, outside) for argument in arguments]
+        arguments = [_outside(argument, places) for argument in arguments]
         with (self.folder / f"{name}.log").open("wb") as log:
             return await asyncio.create_subprocess_exec(
                 *self.command, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL,
@@ -311,6 +310,14 @@ def _merged(before: Object, change: Object) -> Object:
 
 def _status(code: int, message: str) -> web.Response:
     return web.json_response({"kind": "Status", "status": "Failure", "code": code, "message": message}, status=code)
+
+
+def _outside(argument: str, places: Mapping[str, str]) -> str:
+    """A path in the container as this machine has it."""
+    for inside, outside in places.items():
+        if argument.startswith(f"{inside}/"):
+            return outside + argument.removeprefix(inside)
+    return argument
 
 
 async def _listens(address: str, port: int) -> bool:
