@@ -198,6 +198,8 @@ CATALOGUE: tuple[Alert, ...] = (
           _max(_gateway("ingle_budget_used_ratio"), "tenant") > 0.9, 0.0, "ratio"),
     Alert("OrphanFound", _WARNING, "in {region}, {value} replicas that nobody wanted were found running and ended",
           _sum(Over("increase", _gateway("ingle_orphans_total"), 15 * MINUTE), "region") > 0),
+    Alert("QuotaReached", _WARNING, "in {region}, {value} replicas were refused: the cloud account's quota is used up",
+          _sum(Over("increase", _gateway("ingle_quota_refusals_total"), 15 * MINUTE), "region") > 0),
     Alert("AuditChainBroken", _CRITICAL, "the audit chain has {value} faults",
           _max(_gateway("ingle_audit_faults")) > 0),
     Alert("ReplicaMetricsMissing", _WARNING,

@@ -59,6 +59,7 @@ start_failures = Counter("ingle_start_failures", "Replicas that never became rea
 replica_losses = Counter("ingle_replica_losses", "Replicas that served and were lost", ("region", "endpoint"))
 endpoint_failed = Gauge("ingle_endpoint_failed", "1 while an endpoint is given up on", ("region", "endpoint"))
 orphans = Counter("ingle_orphans", "Replicas found running that nobody wanted", ("region",))
+quota_refusals = Counter("ingle_quota_refusals", "Replicas refused: the cloud account's quota is used up", ("region",))
 cost_per_second = Gauge("ingle_cost_per_second", "What an endpoint's replicas cost a second", ("region", "endpoint"))
 keys_expiring = Gauge("ingle_keys_expiring", "Keys used lately that expire within a week and have no successor")
 budget_used = Gauge("ingle_budget_used_ratio", "Share of this month's budget that a tenant has used", ("tenant",))

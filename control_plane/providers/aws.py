@@ -13,6 +13,7 @@ from typing import Any
 from control_plane.config import AwsMachine, AwsSettings
 from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.observe import metrics
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
@@ -96,6 +97,10 @@ class AwsProvider:
         except AwsFault as fault:
             if fault.kind is Kind.DENIED:
                 raise refusal(fault.kind, [fault.message]) from None
+            raise
+        except ProviderRefused as refused:
+            if refused.code == Kind.QUOTA:
+                metrics.quota_refusals.labels(self._region).inc()
             raise
         finally:
             self._watch.again()

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from control_plane.config import AwsSettings, KubernetesSettings, RaySettings, Settings
-from control_plane.domain import Offer
+from control_plane.domain import Description, Offer
 from control_plane.errors import ConfigError, IngleError
+from control_plane.observe import metrics
 from control_plane.providers.aws import AwsProvider
 from control_plane.providers.base import Provider
 from control_plane.providers.kubernetes import KubernetesProvider
@@ -28,6 +29,10 @@ class Providers:
     async def offers(self, region: str) -> Sequence[Offer]:
         """What the region can start now. Raises ProviderError where that can't be asked."""
         return [offer for offer in await self.by_region[region].offers() if offer.region == region]
+
+    async def describe(self, region: str, replica_id: str) -> Description:
+        """What the region's provider says of a replica. Raises ProviderError; KeyError for a region that is gone."""
+        return await self.by_region[region].describe(replica_id)
 
     async def logs(self, region: str, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int]:
         """What a replica logged and the position to go on after; nothing where its region is gone or silent."""
@@ -50,6 +55,8 @@ class Providers:
 
 def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None) -> Providers:
     """Nothing is connected yet. Raises ConfigError where a region's provider can't be used here."""
+    for region in settings.regions:
+        metrics.quota_refusals.labels(region.name)  # begins at 0, so that the first one is seen
     found: dict[str, Provider] = {}
     local = [region.name for region in settings.regions if region.provider == "local"]
     if local:

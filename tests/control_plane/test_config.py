@@ -10,6 +10,10 @@ from control_plane.errors import ConfigError
 from control_plane.providers.catalogue import open_providers
 from control_plane.security.secret import load_secret
 
+AWS = (
+    '{"aws_region": "eu-central-1", "bucket": "b-1", "launch_template": "lt-0123456789abcdef0",'
+    ' "subnets": ["subnet-0123456789abcdef0"], "machines": [{"type": "g6.xlarge", "accelerator": "L4"}]}'
+)
 RAY = '{"address": "127.0.0.1:6379", "token_file": "/none/token"}'
 
 
@@ -51,6 +55,13 @@ def test_regions_take_the_next_ports_unless_they_have_their_own(tmp_path: Path) 
         ({"INGLE_REGIONS": '[{"name": "a", "provider": "ray"}]'}, "regions.0: ray"),
         ({"INGLE_REGIONS": f'[{{"name": "a", "ray": {RAY}}}]'}, "regions.0: ray"),
         ({"INGLE_REGIONS": f'[{{"name": "a", "provider": "ray", "ray": {RAY}}}]'}, "replica_tls"),
+        ({"INGLE_REGIONS": '[{"name": "a", "provider": "aws"}]'}, "regions.0: aws"),
+        ({"INGLE_REGIONS": f'[{{"name": "a", "aws": {AWS}}}]'}, "regions.0: aws"),
+        ({"INGLE_REGIONS": f'[{{"name": "a", "provider": "aws", "aws": {AWS}}}]'}, "replica_tls"),
+        (
+            {"INGLE_REGIONS": f'[{{"name": "a", "provider": "aws", "aws": {AWS.replace("lt-", "ec2-")}}}]'},
+            "regions.0.aws.launch_template",
+        ),
         ({"INGLE_REGIONS": '[{"name": "a", "provider": "ray", "ray": {"token_file": "t"}}]'}, "regions.0.ray.address"),
         ({"INGLE_REGIONS": '[{"name": "a", "ray": {"address": "h:1", "token_file": "t", "cpus": 0}}]'}, "ray.cpus"),
         ({"INGLE_LIMITS__MAX_HELD": "-1"}, "limits.max_held"),

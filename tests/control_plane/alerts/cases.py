@@ -97,6 +97,8 @@ CASES: list[Case] = [
            {'ingle_budget_used_ratio{tenant="default"}': "0.5x10"}),
     *_pair("OrphanFound", 10 * 60, {'ingle_orphans_total{region="local-eu"}': "0x5 1x10"},
            {'ingle_orphans_total{region="local-eu"}': "2x20"}),
+    *_pair("QuotaReached", 10 * 60, {'ingle_quota_refusals_total{region="de-1"}': "0x5 1x10"},
+           {'ingle_quota_refusals_total{region="de-1"}': "2x20"}),
     *_pair("AuditChainBroken", 5 * 60, {"ingle_audit_faults": "1x10"}, {"ingle_audit_faults": "0x10"}),
     *_pair("ReplicaMetricsMissing", 15 * 60,
            {f"ingle_replicas_ready{{{G}}}": "1x20"},
