@@ -25,6 +25,7 @@ from control_plane.alerts import watch
 from control_plane.alerts.scrape import Scraper
 from control_plane.api.accounts import AccountOperations
 from control_plane.api.endpoints import EndpointOperations
+from control_plane.api.evidence import EvidenceOperations
 from control_plane.api.live import LiveOperations
 from control_plane.api.metering import MeteringOperations
 from control_plane.api.observing import ObservingOperations
@@ -288,6 +289,7 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     operations = [
         *on_endpoints.table(),
         *RolloutOperations(platform.store, on_endpoints.view).table(),
+        *EvidenceOperations(platform.store, settings, signer, platform.providers.describe).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
         *live.table(),

@@ -99,6 +99,9 @@ class AdminClient:
     def roll_back(self, name: str, to: int | None = None) -> schemas.Endpoint:
         return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/rollback", {"to": to})
 
+    def evidence(self, name: str) -> schemas.Evidence:
+        return self._one(schemas.Evidence, "GET", f"/endpoints/{_part(name)}/evidence")
+
     def promote(self, name: str) -> schemas.Endpoint:
         return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/promote")
 

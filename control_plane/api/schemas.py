@@ -268,6 +268,14 @@ class Generation(BaseModel):
     spec: dict[str, Any]
 
 
+class Evidence(BaseModel):
+    """`lines` are chained and signed; `public_key`, in PEM, is what they are checked by."""
+
+    endpoint: str
+    lines: list[str]
+    public_key: str
+
+
 class RungFigures(BaseModel):
     """What a rung of warmth takes from a request to its first token, and costs. Times in milliseconds.
 

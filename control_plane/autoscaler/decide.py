@@ -34,6 +34,8 @@ class Aim:
 
 
 AIM = Aim()
+_REPORTED_LATE = 2.0
+"""Seconds by which the end of a request may be heard of late: it doesn't undo a sleep that was asked for after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def within(window: Window, now: float) -> bool:
 def _quiet(endpoint: Endpoint, load: Load, replicas: Sequence[Replica], floor: Decision, now: float) -> Decision | None:
     """For an endpoint without work: zero or its minimum where its time has come; None while it isn't idle for long."""
     active_at = last_activity(endpoint, load, replicas)
-    if endpoint.sleep_at >= active_at:
+    if endpoint.sleep_at >= endpoint.wake_at and endpoint.sleep_at >= active_at - _REPORTED_LATE:
         return floor if floor.replicas else Decision(0, "put to sleep", "sleep")
     if any(_starts(replica) for replica in replicas):
         return None

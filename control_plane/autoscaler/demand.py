@@ -140,11 +140,11 @@ class LocalTimes:
         self._steady = steady
 
     def endpoint(self, item: Endpoint, now: float) -> Endpoint:
-        return replace(
-            item,
-            wake_at=self._steady.local((item.id, "wake"), item.wake_at, now),
-            sleep_at=self._steady.local((item.id, "sleep"), item.sleep_at, now),
-        )
+        wake = self._steady.local((item.id, "wake"), item.wake_at, now)
+        sleep = self._steady.local((item.id, "sleep"), item.sleep_at, now)
+        if item.wake_at > item.sleep_at and wake <= sleep:
+            wake = sleep + 1e-3  # seen at once, but one clock stamped both
+        return replace(item, wake_at=wake, sleep_at=sleep)
 
     def replica(self, item: Replica, now: float) -> Replica:
         ready = item.ready_at

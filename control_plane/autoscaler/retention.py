@@ -24,14 +24,25 @@ async def enforce_retention(store: Store, known: list[Endpoint], now: float, *, 
     bounds: list[tuple[str | None, float]] = [(endpoint.id, endpoint.retention) for endpoint in known]
     bounds.append((None, oldest))  # no endpoint keeps anything for longer
     left = _MOST_BATCHES
+    names = {endpoint.id: endpoint for endpoint in known}
     for endpoint_id, seconds in bounds:
+        own = dict.fromkeys(deleted, 0)
         for kind, delete in (("usage_events", usage.delete_events), ("endpoint_events", endpoints.delete_events)):
             gone = batch
             while gone == batch and left:
                 left -= 1
                 async with store.write() as session:
                     gone = await delete(session, endpoint_id, now - seconds, batch)
-                deleted[kind] += gone
+                own[kind] += gone
+        if any(own.values()) and endpoint_id is not None:
+            # what was deleted when is a part of the evidence, and kept as long as the next events are
+            told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in own.items() if count)
+            async with store.write() as session:
+                endpoints.add_event(
+                    session, names[endpoint_id], now, "retention", None, f"{told} older than {seconds:g} s"
+                )
+        for kind, count in own.items():
+            deleted[kind] += count
     for kind, count in deleted.items():
         metrics.deleted.labels(kind).inc(count)
     if any(deleted.values()):

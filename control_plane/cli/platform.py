@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from control_plane.cli import options
-from control_plane.cli.output import show_list, show_one
+from control_plane.cli.output import say, show_list, show_one
+from control_plane.errors import InvalidInput
 
 region_app = typer.Typer(no_args_is_help=True, help="Regions: where endpoints live and where they answer.")
 cert_app = typer.Typer(no_args_is_help=True, help="Certificates of the private authority.")
@@ -67,18 +69,69 @@ def rotate_certificates(
 
 @audit_app.command("verify")
 def verify_audit(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="What `ingle endpoint evidence` printed; without one, the installation's records."),
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option("--public-key", help="PEM; that alone is needed to check a file.")
+    ] = None,
     head: Annotated[
         str | None, typer.Option("--head", help="One that an earlier run printed: it must still fit.")
     ] = None,
     output: options.Output = options.Format.TABLE,
     profile: options.ProfileFile = None,
 ) -> None:
-    """Whether all records of changes are there, as they were written, in order. Exits 1 where they aren't."""
+    """Whether all records are there, as they were written, in order. Exits 1 where they aren't.
+
+    A file is checked here, without the installation.
+    """
+    if file is not None:
+        _verify_file(file, public_key, output)
+        return
+    if public_key is not None:
+        raise typer.BadParameter("--public-key is for a file")
     with options.connect(profile) as client:
         found = client.verify_audit(head)
         show_one(found, output)
         if not found.intact:
             raise typer.Exit(1)
+
+
+def _verify_file(file: Path, public_key: Path | None, output: options.Format) -> None:
+    from control_plane.api.schemas import AuditCheck, AuditFault
+    from control_plane.evidence import MOST_BYTES, verify
+
+    if public_key is None:
+        raise typer.BadParameter("give --public-key: `ingle audit key` prints it")
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise InvalidInput(f"{file} is over {MOST_BYTES} bytes", param="file")
+        key, text = public_key.read_text(), file.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise InvalidInput(f"{error.filename} can't be read: {error.strerror}", param="file") from None
+    verdict = verify(text, key)
+    faults = [AuditFault(seq=fault.seq, kind=fault.kind, message=fault.message) for fault in verdict.faults]
+    found = AuditCheck(
+        intact=not faults,
+        records=verdict.records,
+        seq=verdict.records,
+        head=verdict.head,
+        faults=faults,
+        public_key=key,
+    )
+    show_one(found, output)
+    if faults:
+        raise typer.Exit(1)
+    about = verdict.about
+    say(f"{about.get('endpoint')} in {about.get('region')}, written at {about.get('written_at')}")
+
+
+@audit_app.command("key")
+def audit_key(profile: options.ProfileFile = None) -> None:
+    """The public key by which records and evidence are checked, in PEM: give it to whoever is to check."""
+    with options.connect(profile) as client:
+        print(client.verify_audit(None).public_key, end="")
 
 
 @audit_app.command("list")

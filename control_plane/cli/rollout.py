@@ -1,21 +1,22 @@
-"""`ingle endpoint history|rollback|promote`."""
+"""`ingle endpoint history|rollback|promote|evidence`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from control_plane.cli import options
 from control_plane.cli.endpoint import PATIENCE, Name, finish
-from control_plane.cli.output import show_list
+from control_plane.cli.output import say, show_list
 from control_plane.cli.waiting import settled
 
 COLUMNS = ("generation", "at", "outcome", "changed", "code", "reason")
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (history, rollback, promote):
+    for command in (history, rollback, promote, evidence):
         app.command()(command)
 
 
@@ -50,3 +51,22 @@ def promote(
     """Roll a canary out: it takes all requests, and what served before goes."""
     with options.connect(profile) as client:
         finish(client, client.promote(name), settled, wait, timeout, output)
+
+
+def evidence(
+    name: Name,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Write there instead of to stdout.")] = None,
+    profile: options.ProfileFile = None,
+) -> None:
+    """Where it ran, by which keys it was used, what was kept and what deleted: signed lines, each chained to the last.
+
+    `ingle audit verify FILE --public-key KEY` checks them anywhere.
+    """
+    with options.connect(profile) as client:
+        found = client.evidence(name)
+    text = "\n".join(found.lines) + "\n"
+    if file is None:
+        print(text, end="")
+    else:
+        file.write_text(text)
+    say(f"{len(found.lines)} records")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -54,7 +55,9 @@ def remembering(load: int, wanted: int = 0) -> Memory:
         ({"sleep_at": NOW}, Load(0, 1, NOW - 9000), [], 1),
         # asked to sleep
         ({"sleep_at": NOW - 1}, Load(0, 0, NOW - 2), [replica(ready_at=NOW - 3)], 0),
-        ({"sleep_at": NOW - 3}, Load(0, 0, NOW - 2), [replica(ready_at=NOW - 9)], 1),
+        ({"sleep_at": NOW - 5}, Load(0, 0, NOW - 2), [replica(ready_at=NOW - 9)], 1),
+        # a request whose end was heard of late
+        ({"sleep_at": NOW - 3}, Load(0, 0, NOW - 2), [replica(ready_at=NOW - 9)], 0),
         ({"sleep_at": NOW - 3, "wake_at": NOW - 1, "desired_replicas": 0}, NOTHING, [], 1),
         # bounds
         ({"min_replicas": 2}, NOTHING, [], 2),
@@ -164,6 +167,19 @@ def test_memory_is_bounded_and_keeps_its_mean() -> None:
         memory.note(step % 2 + 5, NOW + step / 1000)
     assert len(memory.dump(NOW + 100)["loads"]) <= 512
     assert 5 <= memory.average(6.0, NOW + 100) <= 6
+
+
+def test_of_a_sleep_and_a_wake_that_are_seen_at_once_the_later_counts() -> None:
+    clocks = Clocks()
+    times = LocalTimes(Steady(lambda: clocks.monotonic))
+    before = endpoint(wake_at=NOW - 50, sleep_at=NOW - 60)
+    times.endpoint(before, clocks.wall)
+    clocks.passes(1)
+    both = times.endpoint(replace(before, sleep_at=clocks.wall - 0.2, wake_at=clocks.wall - 0.1), clocks.wall)
+    assert both.wake_at > both.sleep_at
+    assert decide(both, NOTHING, Memory(), NO_SIGNALS, [], clocks.wall).replicas == 1
+    again = times.endpoint(replace(before, sleep_at=clocks.wall, wake_at=clocks.wall - 0.1), clocks.wall)
+    assert decide(again, NOTHING, Memory(), NO_SIGNALS, [], clocks.wall).replicas == 0
 
 
 class Clocks:
