@@ -14,7 +14,7 @@ import http.client
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +26,7 @@ _UPSTREAM_SECONDS = 20
 _MOST_SILENCE = 20.0
 _HOP = frozenset({"connection", "transfer-encoding", "content-length", "date", "server"})
 _ERROR = "<Response><Errors><Error><Code>{0}</Code><Message>{1}</Message></Error></Errors></Response>"
+_NOTHING = b"<DescribeInstancesResponse><requestId>r</requestId><reservationSet/></DescribeInstancesResponse>"
 _S3_ERROR = "<Error><Code>{0}</Code><Message>{1}</Message></Error>"
 
 
@@ -34,7 +35,8 @@ class Fault:
     """Meets the next `times` calls of `action` whose parameters have `where`.
 
     `code` is answered with `status`, and nothing done. With `drop` it is done and the answer lost; with `silent`
-    nothing is done, nor answered.
+    nothing is done, nor answered. With `blind` no instances are found, as of those that were just made. `before` comes
+    before it is done.
     """
 
     action: str
@@ -43,6 +45,8 @@ class Fault:
     times: int = 1
     drop: bool = False
     silent: bool = False
+    blind: bool = False
+    before: Callable[[], object] | None = None
     where: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -114,6 +118,10 @@ class AwsProxy:
         if fault is not None and fault.code:
             shape = _ERROR if "Action" in call.parameters else _S3_ERROR
             return Answer(fault.status, [("Content-Type", "text/xml")], shape.format(fault.code, "as ordered").encode())
+        if fault is not None and fault.blind:
+            return Answer(200, [("Content-Type", "text/xml")], _NOTHING)
+        if fault is not None and fault.before is not None:
+            fault.before()
         if call.action == "RunInstances":
             with self._running:
                 made = self._run(call, method, path, headers, body)

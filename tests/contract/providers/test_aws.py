@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,8 @@ import pytest
 from control_plane.domain import Description, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.aws import AwsProvider
+from control_plane.providers.aws_calls import AwsCalls
+from control_plane.providers.aws_marks import Marks
 from control_plane.security.aws import aws_client
 from control_plane.security.secret import load_secret
 from tests.contract.providers.aws_cloud import Cloud
@@ -126,11 +129,33 @@ async def test_an_answer_that_never_comes_is_asked_for_again_by_another_controll
         await first.ensure(spec(one))
     assert not isinstance(lost.value, ProviderRefused)
     cloud.proxy.forgive()
-    cooled = make(machines=[{"type": "c7i.xlarge"}])  # one that would choose otherwise
-    for provider in (cooled, first):
+    otherwise = make(machines=[{"type": "c7i.xlarge"}])  # one that would choose another type
+    cooled = make()  # one that would ask nowhere
+    cloud.proxy.fail(Fault("RunInstances", "InsufficientInstanceCapacity", 500, times=4))
+    with pytest.raises(ProviderRefused):
+        await cooled.ensure(spec(f"{one}b"))
+    cloud.proxy.fail(Fault("DescribeInstances", blind=True, times=99))
+    for provider in (otherwise, cooled, first):
         await provider.ensure(spec(one))
-    assert len(cloud.instances(replica=one)) == 1
-    assert (await cooled.describe(one)).phase in (Phase.STARTING, Phase.RUNNING)
+        assert len(cloud.instances(replica=one)) == 1
+    assert (await cooled.describe(one)).phase is Phase.STARTING
+
+
+async def test_a_mark_is_the_first_ones(cloud: Cloud, make: Make, installation: str) -> None:
+    calls = AwsCalls(cloud.aws.region, cloud.proxy.url)
+    marks = Marks(calls, cloud.outputs["Bucket"], installation)
+    found = await asyncio.gather(*(marks.claim("live", "rep_a", name.encode()) for name in "abcd"))
+    assert len(set(found)) == 1
+    mark = await marks.get("live", "rep_a")
+    assert mark is not None
+    moved = await asyncio.gather(*(marks.replace("live", "rep_a", mark.version, name.encode()) for name in "efgh"))
+    assert len(set(moved)) == 1
+    assert moved[0] in b"efgh"
+    cloud.proxy.fail(Fault("PUT live", drop=True))
+    assert await marks.claim("live", "rep_b", b"mine") == b"mine"
+    await marks.delete("live", "rep_a")
+    await marks.delete("live", "rep_b")
+    calls.close()
 
 
 async def test_one_whose_launch_nobody_has_seen_is_not_called_absent(make: Make, cloud: Cloud, one: str) -> None:
@@ -246,11 +271,13 @@ async def test_an_end_is_repeated_and_survives_lost_answers(make: Make, cloud: C
     assert len(cloud.instances(replica=one)) == 1
 
 
-async def test_an_end_that_comes_while_it_starts_wins(make: Make, cloud: Cloud, one: str) -> None:
-    provider, other = make(), make()
-    await asyncio.gather(provider.ensure(spec(one)), other.terminate(one))
-    await gone(other, one)
-    assert all(instance["State"]["Name"] == "terminated" for instance in cloud.instances(replica=one))
+async def test_an_end_that_comes_while_it_starts_wins(make: Make, cloud: Cloud, one: str, installation: str) -> None:
+    """The one who ends it looks before there is anything to be seen."""
+    key, s3 = f"ended/{installation}/{one}", cloud.aws.client("s3")
+    end = functools.partial(s3.put_object, Bucket=cloud.outputs["Bucket"], Key=key)
+    cloud.proxy.fail(Fault("RunInstances", before=end))
+    await make().ensure(spec(one))
+    assert [found["State"]["Name"] for found in cloud.instances(replica=one)] == ["terminated"]
 
 
 async def test_what_others_own_is_left_alone(make: Make, cloud: Cloud, one: str, installation: str) -> None:
