@@ -17,9 +17,10 @@ from control_plane.observe import metrics
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
-from control_plane.providers.aws_marks import ENDED, LIVE, REPORTS, STARTED, Marks
+from control_plane.providers.aws_marks import ENDED, LIVE, LOGS, REPORTS, STARTED, Marks
 from control_plane.providers.aws_sight import Instance, Watch, phase_of
 from control_plane.providers.draining import ask_to_drain
+from control_plane.providers.last_logs import tail
 from control_plane.providers.local import Tokens
 from control_plane.security.files import private_folder
 from control_plane.security.mesh import PLAIN, Mesh, server_name
@@ -141,6 +142,14 @@ class AwsProvider:
                 # Otherwise one that was just asked for may come to be seen yet.
                 await self._marks.delete(LIVE, replica_id)
                 self._remember_end(replica_id)
+
+    async def logs(self, replica_id: str, lines: int, after: int | None = None) -> tuple[list[str], int]:
+        """What the replica logged, a moment ago, and the position to go on `after`, as of a local one."""
+        mark = await self._marks.get(LOGS, replica_id)
+        if mark is None:
+            return [], after or 0
+        kept = json.loads(mark.body)
+        return tail(kept["lines"], kept["position"], lines, after), int(kept["position"])
 
     async def close(self) -> None:
         """Let go of AWS. Replicas stay."""

@@ -25,7 +25,7 @@ from control_plane.domain import Description, Phase, ReplicaSpec
 from control_plane.errors import ProviderError
 from control_plane.observe.logs import event
 from control_plane.providers.aws_calls import AwsCalls
-from control_plane.providers.aws_marks import ALIVE, CONTROLLER, ENDED, REPORTS, STARTED, Marks
+from control_plane.providers.aws_marks import ALIVE, CONTROLLER, ENDED, LOGS, REPORTS, STARTED, Marks
 from control_plane.providers.aws_weights import local_model
 from control_plane.providers.delivered import Delivered, OneToken
 from control_plane.providers.local import LocalProvider
@@ -36,6 +36,9 @@ _METADATA_SECONDS = aiohttp.ClientTimeout(total=5)
 _METADATA_TOKEN_SECONDS = 21_600
 _LOOK_SECONDS = 0.2
 _CERTIFICATE_SECONDS = 60.0
+_LOG_SECONDS = 15.0
+_LAST_LINES = 200
+_LINE_CHARACTERS = 1000
 _SAY_AGAIN_SECONDS = 86_400.0
 """A report is written again after that, so that it doesn't expire while the replica runs."""
 
@@ -76,6 +79,7 @@ class Guest:
         self._local: LocalProvider | None = None
         self._delivered: Delivered | None = None
         self._reported: tuple[Description, float] | None = None
+        self._logged = (0, float("-inf"))
         self._word = ""
         self._notice = ""
 
@@ -138,6 +142,8 @@ class Guest:
             try:
                 if self._local is not None:
                     await self._report(await self._local.describe(self._id))
+                if now >= self._logged[1] + _LOG_SECONDS:
+                    await self._keep_logs(now)
                 if now >= word_at:
                     word_at = now + float(self._order["word_seconds"])
                     if await self._marks.has(ENDED, self._id):
@@ -173,9 +179,20 @@ class Guest:
         now = time.monotonic()
         if self._reported is not None and self._reported[0] == found and now - self._reported[1] < _SAY_AGAIN_SECONDS:
             return
+        await self._keep_logs(now)
         said = {**asdict(found), "instance": self._instance}
         await self._marks.put(REPORTS, self._id, json.dumps(said).encode())
         self._reported = (found, now)
+
+    async def _keep_logs(self, now: float) -> None:
+        """What was logged last, for those who can't come here and for when there is no here any more."""
+        if self._local is None:
+            return
+        lines, position = await asyncio.to_thread(self._local.logs, self._id, _LAST_LINES)
+        if position != self._logged[0]:
+            kept = {"lines": [line[:_LINE_CHARACTERS] for line in lines], "position": position}
+            await self._marks.put(LOGS, self._id, json.dumps(kept).encode())
+        self._logged = (position, now)
 
     async def _end(self) -> None:
         if self._local is None:
@@ -183,6 +200,7 @@ class Guest:
         while (await self._local.describe(self._id)).phase is not Phase.ABSENT:
             await self._local.terminate(self._id)
             await asyncio.sleep(_LOOK_SECONDS)
+        await self._keep_logs(time.monotonic())
 
 
 @contextlib.asynccontextmanager

@@ -2,8 +2,8 @@
 
 S3 is read as it was last written, and can be written only if nobody else did. Keys are KIND/INSTALLATION/REPLICA:
 `live` from before anything is asked of EC2 until it is gone (holds the very request), `started` once an instance may
-run it (holds which), `ended` for good, `reports` what its instance says of it; `alive/INSTALLATION/controller` changes
-while a controller lives.
+run it (holds which), `ended` for good, `reports` what its instance says of it, `logs` what it logged last;
+`alive/INSTALLATION/controller` changes while a controller lives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind
 
-LIVE, STARTED, ENDED, REPORTS, ALIVE = "live", "started", "ended", "reports", "alive"
+LIVE, STARTED, ENDED, REPORTS, LOGS, ALIVE = "live", "started", "ended", "reports", "logs", "alive"
 CONTROLLER = "controller"
 _MOST = 20_000
 

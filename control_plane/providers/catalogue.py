@@ -40,7 +40,7 @@ class Providers:
         try:
             if isinstance(provider, LocalProvider):
                 return await asyncio.to_thread(provider.logs, replica_id, lines, after)
-            if isinstance(provider, RayProvider | KubernetesProvider):
+            if isinstance(provider, RayProvider | AwsProvider | KubernetesProvider):
                 return await provider.logs(replica_id, lines, after)
         except IngleError:
             pass

@@ -30,12 +30,16 @@ class LastLogs:
             kept = json.loads(self._file(replica_id).read_bytes())
         except OSError:
             return [], after or 0
-        found, position = kept["lines"], kept["position"]
-        if after is not None:
-            text = "".join(f"{line}\n" for line in found).encode()
-            new = text[max(0, len(text) - max(0, position - after)) :]
-            found = new.decode("utf-8", "replace").splitlines()
-        return found[-lines:], position
+        return tail(kept["lines"], kept["position"], lines, after), kept["position"]
 
     def _file(self, replica_id: str) -> Path:
         return self._folder / f"{replica_id}.json"
+
+
+def tail(kept: Sequence[str], position: int, lines: int, after: int | None) -> list[str]:
+    """Of `kept` lines that end at `position`, the last `lines`, or those that came `after` a position."""
+    if after is not None:
+        text = "".join(f"{line}\n" for line in kept).encode()
+        new = text[max(0, len(text) - max(0, position - after)) :]
+        kept = new.decode("utf-8", "replace").splitlines()
+    return list(kept[-lines:])

@@ -19,12 +19,7 @@ from tests.control_plane.harness import Installation, chat, create, installed, u
 def home_on_aws(cloud: Cloud, tmp_path: Path) -> Iterator[Installation]:
     """An installation with a region of this machine and one of AWS."""
     cloud.proxy.forgive()
-    own = {
-        "name": "de-1",
-        "jurisdiction": "DE",
-        "provider": "aws",
-        "aws": cloud.values(node_home=str(tmp_path / "node")),
-    }
+    own = cloud.values(node_home=str(tmp_path / "node"))
     regions = [{"name": "local-eu"}, {"name": "de-1", "jurisdiction": "DE", "provider": "aws", "aws": own}]
     with installed(tmp_path / "home", INGLE_REGIONS=json.dumps(regions), INGLE_REPLICA_TLS="true") as installation:
         yield installation
@@ -45,6 +40,10 @@ def test_an_endpoint_on_an_instance_answers_and_leaves_nothing(home_on_aws: Inst
         (replica,) = admin.endpoint("far").replicas
         (instance,) = cloud.instances(replica=replica.id)
         assert replica.address == f"{instance['PrivateIpAddress']}:8100"
+        until(
+            lambda: any("starting" in line for logs in admin.logs("far") for line in logs.lines),
+            "what it logged is told",
+        )
         admin.delete_endpoint("far")
         until(lambda: "far" not in {one.name for one in admin.endpoints()}, "it is deleted")
     assert not marked(MACHINE, instance["InstanceId"])
