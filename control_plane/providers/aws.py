@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
 from control_plane.providers.aws_marks import ENDED, LIVE, LOGS, REPORTS, STARTED, Marks
-from control_plane.providers.aws_sight import Instance, Watch, phase_of
+from control_plane.providers.aws_sight import Instance, Report, Watch
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.last_logs import tail
 from control_plane.providers.local import Tokens
@@ -29,7 +30,6 @@ _FRESH_SECONDS = 1.0
 _BEAT_SECONDS = 30.0
 _WORD_SECONDS = 5.0
 _MOST_REMEMBERED = 4096
-_CLEAR_NO = frozenset({Kind.DENIED, Kind.INVALID})
 
 
 class AwsProvider:
@@ -146,10 +146,12 @@ class AwsProvider:
     async def logs(self, replica_id: str, lines: int, after: int | None = None) -> tuple[list[str], int]:
         """What the replica logged, a moment ago, and the position to go on `after`, as of a local one."""
         mark = await self._marks.get(LOGS, replica_id)
-        if mark is None:
-            return [], after or 0
-        kept = json.loads(mark.body)
-        return tail(kept["lines"], kept["position"], lines, after), int(kept["position"])
+        try:
+            kept = json.loads(mark.body) if mark is not None else {}
+            said, position = [str(line) for line in kept.get("lines", ())], int(kept.get("position", after or 0))
+        except (ValueError, TypeError, AttributeError):
+            raise ProviderError(f"what {replica_id} logged can't be read", code="logs_unreadable") from None
+        return tail(said, position, lines, after), position
 
     async def close(self) -> None:
         """Let go of AWS. Replicas stay."""
@@ -168,31 +170,34 @@ class AwsProvider:
         )
         if ended or started or spec.replica_id in await self._watch.instances(spec.replica_id):
             return
-        intent = await self._intent(spec, machines)
-        try:
-            await self._keep_secret(spec.replica_id)
-            await self._launch(spec, intent)
-        except ProviderRefused:
-            await self._forget(spec.replica_id)
-            raise
+        intent, fresh = await self._intent(spec, machines)
+        await self._keep_secret(spec.replica_id)
+        await self._launch(spec, intent, fresh)
         # An end that came meanwhile looked before there was anything to be seen.
         if await self._marks.has(ENDED, spec.replica_id):
             await self.terminate(spec.replica_id)
 
-    async def _intent(self, spec: ReplicaSpec, machines: Sequence[AwsMachine]) -> Intent:
-        """What was asked of EC2 already, or is to be asked now. Raises ProviderRefused where no place can be tried."""
+    async def _intent(self, spec: ReplicaSpec, machines: Sequence[AwsMachine]) -> tuple[Intent, bool]:
+        """What is to be asked of EC2, and whether nobody can have asked it yet.
+
+        Raises ProviderRefused where no place is to be tried.
+        """
         asked = await self._marks.get(LIVE, spec.replica_id)
         if asked is not None:
-            return Intent.decode(asked.body)
+            return Intent.decode(asked.body), False
         place = choose(machines, self._settings.subnets, (), frozenset(), self._cool, time.monotonic())
         if place is None:
             raise refusal(Kind.CAPACITY, [])
         told = {**self._told, "secret": self._name(spec.replica_id)}
         mine = first_intent(spec, place, int(time.time()), self._settings, **told)
-        return Intent.decode(await self._marks.claim(LIVE, spec.replica_id, mine.encode()))
+        found = Intent.decode(await self._marks.claim(LIVE, spec.replica_id, mine.encode()))
+        return found, found == mine
 
-    async def _launch(self, spec: ReplicaSpec, intent: Intent) -> None:
-        """Ask for the intent's instance, and elsewhere where there is no room. Raises ProviderRefused, AwsFault."""
+    async def _launch(self, spec: ReplicaSpec, intent: Intent, fresh: bool) -> None:
+        """Ask for the intent's instance, and elsewhere where there is no room. Raises ProviderRefused, AwsFault.
+
+        A no that AWS doesn't give by token, as it does for want of room, is clear only to a `fresh` intent.
+        """
         machines, subnets = fitting(spec, self._settings.machines), self._settings.subnets
         full_types: frozenset[str] = frozenset()
         kind, reasons = Kind.CAPACITY, list[str]()
@@ -201,8 +206,9 @@ class AwsProvider:
                 await self._calls.call("ec2", "run_instances", **intent.request)
                 return
             except AwsFault as fault:
-                if fault.kind in _CLEAR_NO:
-                    raise await self._refused(spec.replica_id, fault) from None
+                if fault.kind in (Kind.DENIED, Kind.INVALID) and fresh and not fault.repeated:
+                    await self._forget(spec.replica_id)
+                    raise refusal(fault.kind, [fault.message]) from None
                 if fault.kind not in (Kind.CAPACITY, Kind.QUOTA):
                     raise
                 reasons.append(fault.message)
@@ -215,7 +221,11 @@ class AwsProvider:
             place = choose(machines, subnets, tried, full_types, self._cool, time.monotonic())
             if place is None:
                 break
-            intent = await self._move(spec.replica_id, intent, next_intent(intent, spec.replica_id, place))
+            intent, fresh = (
+                await self._move(spec.replica_id, intent, next_intent(intent, spec.replica_id, place)),
+                False,
+            )
+        await self._forget(spec.replica_id)
         raise refusal(kind, reasons)
 
     async def _move(self, replica_id: str, from_: Intent, to: Intent) -> Intent:
@@ -227,15 +237,9 @@ class AwsProvider:
             return Intent.decode(there.body)
         return Intent.decode(await self._marks.replace(LIVE, replica_id, there.version, to.encode()))
 
-    async def _refused(self, replica_id: str, fault: AwsFault) -> ProviderError:
-        """A clear no, unless an earlier call of which no answer came had made it."""
-        if replica_id in await self._watch.instances(replica_id):
-            return fault
-        return refusal(fault.kind, [fault.message])
-
-    def _description(self, instances: Sequence[Instance], said: Mapping[str, Any]) -> Description:
+    def _description(self, instances: Sequence[Instance], said: Report) -> Description:
         up = [instance for instance in instances if instance.up]
-        speaker = next((instance for instance in instances if instance.id == said.get("instance")), None)
+        speaker = next((instance for instance in instances if instance.id == said.instance), None)
         instance = speaker or (up or list(instances))[0]
         if not up:
             over = all(instance.state == "terminated" for instance in instances)
@@ -243,15 +247,8 @@ class AwsProvider:
             return Description(Phase.ABSENT if over else Phase.EXITED, code=reason_of(instance.reason), message=message)
         if instance.state != "running" or instance.address is None or speaker is None:
             return Description(Phase.STARTING)
-        phase = phase_of(said)
-        return Description(
-            phase,
-            address=Address(instance.address, self._settings.port) if phase is Phase.RUNNING else None,
-            startup_ms=said.get("startup_ms"),
-            phases=said.get("phases") or {},
-            code=said.get("code"),
-            message=str(said.get("message") or ""),
-        )
+        address = Address(instance.address, self._settings.port) if said.found.phase is Phase.RUNNING else None
+        return replace(said.found, address=address)
 
     def _name(self, replica_id: str) -> str:
         return f"ingle/{self._installation}/{replica_id}"

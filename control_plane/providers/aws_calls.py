@@ -51,6 +51,7 @@ class AwsCalls:
                     self._threads, self._once, service, operation, arguments
                 )
             except AwsFault as fault:
+                fault.repeated = attempt > 1
                 last = attempt == _ATTEMPTS or time.monotonic() > give_up_at
                 if fault.kind not in _AGAIN or last:
                     raise

@@ -25,12 +25,16 @@ class Kind(StrEnum):
 
 
 class AwsFault(ProviderError):
-    """A call that failed. `aws_code` is AWS's own word, such as `UnauthorizedOperation`."""
+    """A call that failed. `aws_code` is AWS's own word, such as `UnauthorizedOperation`.
+
+    `repeated` says that an attempt before may have taken effect, without an answer.
+    """
 
     def __init__(self, operation: str, kind: Kind, aws_code: str, message: str) -> None:
         super().__init__(f"AWS {operation}: {aws_code}: {message}"[:400], code=kind.value)
         self.kind = kind
         self.aws_code = aws_code
+        self.repeated = False
 
 
 _KINDS = {

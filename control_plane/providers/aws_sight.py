@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from control_plane.domain import Phase
+from control_plane.domain import Description, Phase
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_launch import INSTALLATION, REGION, REPLICA
 from control_plane.providers.aws_marks import ALIVE, CONTROLLER, LIVE, REPORTS, Marks
@@ -48,6 +48,17 @@ class Sight:
     """Their versions."""
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What instance `instance` said of its replica; its address is EC2's to say."""
+
+    instance: str
+    found: Description
+
+
+UNSAID = Report("", Description(Phase.STARTING))
+
+
 class Watch:
     """`fresh` is how long a look counts, `beat` how often the instances hear that a controller lives; seconds."""
 
@@ -67,7 +78,7 @@ class Watch:
         self._looking = asyncio.Lock()
         self._sight = Sight()
         self._looked_at = float("-inf")
-        self._said: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self._said: dict[str, tuple[str, Report]] = {}
 
     async def look(self) -> Sight:
         """Raises AwsFault."""
@@ -97,15 +108,15 @@ class Watch:
             found.setdefault(instance.replica_id, []).append(instance)
         return found
 
-    async def report(self, sight: Sight, replica_id: str) -> Mapping[str, Any]:
-        """What the replica's instance said last; nothing where it said nothing. Raises AwsFault."""
+    async def report(self, sight: Sight, replica_id: str) -> Report:
+        """What the replica's instance said last. Raises AwsFault."""
         version = sight.reports.get(replica_id)
         if version is None:
-            return {}
+            return UNSAID
         known = self._said.get(replica_id)
         if known is None or known[0] != version:
             mark = await self._marks.get(REPORTS, replica_id)
-            known = self._said[replica_id] = (mark.version, json.loads(mark.body)) if mark else (version, {})
+            known = self._said[replica_id] = (mark.version, report_of(mark.body)) if mark else (version, UNSAID)
         return known[1]
 
     async def owned(self, grace: float) -> list[str]:
@@ -138,7 +149,21 @@ class Watch:
         )
 
 
-def phase_of(said: Mapping[str, Any]) -> Phase:
-    """As an instance reported it: it isn't trusted to say that it costs nothing."""
-    phase = str(said.get("phase", Phase.STARTING))
-    return Phase(phase) if phase in (Phase.RUNNING, Phase.FAILED, Phase.EXITED) else Phase.STARTING
+def report_of(body: bytes) -> Report:
+    """Nothing said, where it can't be read. An instance isn't trusted to say where it is, nor that it costs nothing."""
+    try:
+        said = json.loads(body)
+        phase = Phase(said["phase"])
+        took = said.get("startup_ms")
+        return Report(
+            str(said["instance"]),
+            Description(
+                Phase.STARTING if phase is Phase.ABSENT else phase,
+                startup_ms=None if took is None else float(took),
+                phases={str(name)[:64]: float(took) for name, took in list(said["phases"].items())[:32]},
+                code=str(said["code"])[:64] if said.get("code") else None,
+                message=str(said.get("message") or "")[:1000],
+            ),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return UNSAID

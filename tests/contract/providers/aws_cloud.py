@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from control_plane.config import AwsSettings
+from control_plane.domain import Description, Phase, ReplicaSpec
+from control_plane.providers.aws import AwsProvider
 from tests.contract.providers.aws_machines import Machines
 from tests.contract.providers.aws_proxy import AwsProxy
 from tests.control_plane.harness import Aws
 
+MakeAws = Callable[..., AwsProvider]
 TEMPLATE = Path(__file__).parents[3] / "infra" / "aws" / "region.yaml"
 # Instances have addresses of the loopback interface, so that what they listen at can be reached.
 PARAMETERS = {
@@ -91,3 +95,21 @@ def deployed(aws: Aws) -> dict[str, str]:
     formation.get_waiter("stack_create_complete").wait(StackName="ingle", WaiterConfig={"Delay": 1, "MaxAttempts": 20})
     (stack,) = formation.describe_stacks(StackName="ingle")["Stacks"]
     return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+
+
+def spec(replica_id: str, *, gpu: str | None = None) -> ReplicaSpec:
+    return ReplicaSpec(replica_id, "chat", "eu-1", "fast", gpu=gpu)
+
+
+async def becomes(provider: AwsProvider, replica_id: str, phase: Phase) -> Description:
+    async with asyncio.timeout(30):
+        while (found := await provider.describe(replica_id)).phase is not phase:
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def gone(provider: AwsProvider, replica_id: str) -> None:
+    async with asyncio.timeout(30):
+        while (await provider.describe(replica_id)).phase is not Phase.ABSENT:
+            await provider.terminate(replica_id)
+            await asyncio.sleep(0.05)

@@ -25,9 +25,10 @@ from tests.control_plane.harness import serving
 _UPSTREAM_SECONDS = 20
 _MOST_SILENCE = 20.0
 _HOP = frozenset({"connection", "transfer-encoding", "content-length", "date", "server"})
-_ERROR = "<Response><Errors><Error><Code>{0}</Code><Message>{1}</Message></Error></Errors></Response>"
+_ERROR = "<Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors></Response>"
 _NOTHING = b"<DescribeInstancesResponse><requestId>r</requestId><reservationSet/></DescribeInstancesResponse>"
-_S3_ERROR = "<Error><Code>{0}</Code><Message>{1}</Message></Error>"
+_JSON_ERROR = '{"__type": "%s", "message": "%s"}'
+_S3_ERROR = "<Error><Code>%s</Code><Message>%s</Message></Error>"
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Call:
     action: str
     parameters: Mapping[str, str]
     body: bytes
+    error: str
+    """How its service says that something is wrong: a form for code and message."""
 
 
 @dataclass
@@ -116,8 +119,7 @@ class AwsProxy:
             self.quiet.wait(_MOST_SILENCE)
             return None
         if fault is not None and fault.code:
-            shape = _ERROR if "Action" in call.parameters else _S3_ERROR
-            return Answer(fault.status, [("Content-Type", "text/xml")], shape.format(fault.code, "as ordered").encode())
+            return Answer(fault.status, [], (call.error % (fault.code, "as ordered")).encode())
         if fault is not None and fault.blind:
             return Answer(200, [("Content-Type", "text/xml")], _NOTHING)
         if fault is not None and fault.before is not None:
@@ -151,7 +153,7 @@ class AwsProxy:
             if before == call.parameters:
                 return answer
             message = "the token was used for another request"
-            return Answer(400, [], _ERROR.format("IdempotentParameterMismatch", message).encode())
+            return Answer(400, [], (_ERROR % ("IdempotentParameterMismatch", message)).encode())
         answer = self._forward(method, path, headers, body)
         if answer.status == 200:
             self._answers[token] = (call.parameters, answer)
@@ -225,9 +227,9 @@ def _call(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Ca
     """EC2 names what it does in a form, others in a header; S3's are a method and a key."""
     low = {name.lower(): value for name, value in headers.items()}
     if "x-amz-target" in low:
-        return Call(low["x-amz-target"].rpartition(".")[2], {}, body)
+        return Call(low["x-amz-target"].rpartition(".")[2], {}, body, _JSON_ERROR)
     if low.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         form = dict(urllib.parse.parse_qsl(body.decode(), keep_blank_values=True))
-        return Call(form.get("Action", ""), form, body)
+        return Call(form.get("Action", ""), form, body, _ERROR)
     kind = urllib.parse.urlsplit(path).path.split("/")[2:3]
-    return Call(f"{method} {''.join(kind)}", {}, body)
+    return Call(f"{method} {''.join(kind)}", {}, body, _S3_ERROR)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ from control_plane.providers.processes import MARK, marked
 from control_plane.providers.ray import RayProvider, Spot
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.secret import load_secret
-from tests.contract.providers.aws_cloud import Cloud, cloud_of
+from tests.contract.providers.aws_cloud import Cloud, MakeAws, cloud_of
+from tests.contract.providers.aws_machines import Machines
 from tests.contract.providers.clusters import Cluster, ray_cluster
 from tests.control_plane.conftest import aws  # noqa: F401  # a fixture
 from tests.control_plane.harness import REPLICA, Aws
@@ -128,3 +130,50 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     for replica_id in made.started:
         for pid in marked(MARK, replica_id):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def installation() -> str:
+    return f"ingle-{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def machines(cloud: Cloud) -> Machines:
+    """For tests whose instances run what they are told; those of other tests are never reachable."""
+    return cloud.proxy.machines
+
+
+@pytest.fixture
+async def make(
+    request: pytest.FixtureRequest, cloud: Cloud, tmp_path: Path, installation: str
+) -> AsyncIterator[MakeAws]:
+    """Providers of one installation, or of another by name; `cloud` forgets its faults and calls."""
+    made: list[AwsProvider] = []
+    cloud.proxy.forgive()
+    cloud.proxy.machines.boots = "machines" in request.fixturenames
+
+    def provider(*, name: str = installation, word: float = 0.2, beat: float = 0.2, **more: Any) -> AwsProvider:
+        made.append(
+            AwsProvider(
+                "eu-1",
+                cloud.settings(node_home=str(tmp_path / "node"), **more),
+                load_secret(tmp_path),
+                installation=name,
+                home=tmp_path,
+                command=COMMAND,
+                terminate_grace=GRACE,
+                log_bytes=LOG_BYTES,
+                fresh=0.02,
+                beat=beat,
+                word=word,
+            )
+        )
+        return made[-1]
+
+    yield provider
+    cloud.proxy.forgive()
+    cloud.proxy.machines.boots = True
+    for owner in made:
+        for replica_id in await owner.list_owned():
+            await owner.terminate(replica_id)
+        await owner.close()
