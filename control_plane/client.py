@@ -99,6 +99,12 @@ class AdminClient:
     def roll_back(self, name: str, to: int | None = None) -> schemas.Endpoint:
         return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/rollback", {"to": to})
 
+    def cost_lines(self, **filters: str | None) -> list[schemas.CostLine]:
+        return self._page(schemas.CostLine, "/cost/lines", {k: v for k, v in filters.items() if v is not None})[0]
+
+    def drift(self) -> list[schemas.Drift]:
+        return self._page(schemas.Drift, "/cost/drift", {})[0]
+
     def evidence(self, name: str) -> schemas.Evidence:
         return self._one(schemas.Evidence, "GET", f"/endpoints/{_part(name)}/evidence")
 

@@ -215,6 +215,10 @@ class Endpoint:
     schedule: tuple[Window, ...] = ()
     warmth_by_wait: bool = False
     """Whether `warmth` is the cheapest that meets `max_wait`, and is looked at again as more is measured."""
+    spend_limit: float | None = None
+    """What its replicas may cost in a UTC month, in the price book's currency."""
+    stopped: bool = False
+    """Whether it has cost as much as it may, or its tenant has."""
     canary: int | None = None
     """Percent of requests that a generation gets which isn't stable yet; None rolls it out."""
     stable_generation: int = 0

@@ -23,6 +23,7 @@ MOST_BYTES = 4 << 20
 MOST_DOCUMENTS = 1000
 _DURATIONS = ("idle_timeout", "max_wait", "retention", "ttft_slo")
 _LIMITS = tuple(schemas.Limits.model_fields)
+_TENANT_LIMITS = tuple(schemas.TenantLimits.model_fields)
 _KEPT = ("name", "region", "tenant")
 
 
@@ -30,7 +31,7 @@ class EndpointSpec(schemas.EndpointCreate):
     kind: Literal["endpoint"]
 
 
-class TenantSpec(schemas.Limits):
+class TenantSpec(schemas.TenantLimits):
     kind: Literal["tenant"]
     name: schemas.Name
 
@@ -187,7 +188,7 @@ def _tenant(spec: TenantSpec, there: schemas.Tenant | None) -> Change:
         return Change("create", "tenant", spec.name, spec=spec)
     fields = {
         name: (getattr(there.limits, name), getattr(spec, name))
-        for name in _LIMITS
+        for name in _TENANT_LIMITS
         if getattr(there.limits, name) != getattr(spec, name)
     }
     return Change("update" if fields else "keep", "tenant", spec.name, fields, spec)

@@ -30,7 +30,7 @@ class AccountOperations:
             Operation("listTenants", "GET", "/admin/v1/tenants", Role.VIEWER, "List tenants by name",
                       self.list_tenants, schemas.Tenant, is_list=True, parameters=PAGED),
             Operation("limitTenant", "PATCH", "/admin/v1/tenants/{name}", Role.OPERATOR, "Change a tenant's limits",
-                      self.limit_tenant, schemas.Tenant, schemas.Limits),
+                      self.limit_tenant, schemas.Tenant, schemas.TenantLimits),
             Operation("showTenant", "GET", "/admin/v1/tenants/{name}", Role.VIEWER, "Show a tenant",
                       self.show_tenant, schemas.Tenant),
             Operation("createKey", "POST", keys, Role.OPERATOR, "Create an API key; its secret is shown this once",

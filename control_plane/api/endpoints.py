@@ -21,7 +21,7 @@ from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 from control_plane.warmth import choose
 
-_MAY_BE_NULL = frozenset({"gpu", "preset", "ttft_slo", "canary", *schemas.Limits.model_fields})
+_MAY_BE_NULL = frozenset({"gpu", "preset", "ttft_slo", "canary", "spend_limit", *schemas.Limits.model_fields})
 LogReader = Callable[[str, str, int, int | None], Awaitable[tuple[list[str], int]]]
 """Region, replica id, most lines, position after which → lines that it logged, and the next position."""
 _NO_CANARY = {

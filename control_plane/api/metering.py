@@ -12,10 +12,11 @@ from control_plane.api.operations import Answer, Call, Operation, Page, Paramete
 from control_plane.domain import Endpoint, Role
 from control_plane.errors import Unprocessable
 from control_plane.metering import prices as book_of
+from control_plane.metering.bill import Line, bill
 from control_plane.metering.cost import hours
 from control_plane.metering.prices import NANO, PriceBook, TokenPrices
 from control_plane.observe.logs import iso
-from control_plane.store import endpoints, prices, tenants, usage
+from control_plane.store import endpoints, prices, spending, tenants, usage
 from control_plane.store.database import Store
 
 _MONTH = 30 * 86_400
@@ -23,6 +24,7 @@ _MOST_REQUESTS = 200_000
 """Of one endpoint, whose times are looked at to tell idle hours from busy ones."""
 _COST_SECONDS = 30.0
 _LONGEST = 400 * 86_400
+_MOST_DRIFT = 1000
 
 
 class MeteringOperations:
@@ -43,6 +45,12 @@ class MeteringOperations:
                       parameters=(*period, Parameter("by", "`hour` for one item an hour"))),
             Operation("listCost", "GET", "/admin/v1/cost", Role.VIEWER, "What endpoints cost", self.cost,
                       schemas.Cost, is_list=True, parameters=period),
+            Operation("listCostLines", "GET", "/admin/v1/cost/lines", Role.VIEWER,
+                      "What each replica cost, rung by rung: the lines of a bill", self.lines, schemas.CostLine,
+                      is_list=True, parameters=period),
+            Operation("listDrift", "GET", "/admin/v1/cost/drift", Role.VIEWER,
+                      "Where providers' inventories and our records disagree, or did", self.drift, schemas.Drift,
+                      is_list=True),
             Operation("listPrices", "GET", path, Role.VIEWER, "Price books, newest first", self.prices,
                       schemas.Prices, is_list=True),
             Operation("setPrices", "POST", path, Role.OWNER, "Put the next price book in force", self.set_prices,
@@ -91,7 +99,7 @@ class MeteringOperations:
         until: float,
     ) -> schemas.Cost:
         alive = idle = 0.0
-        bill = warmth = 0
+        warmth = 0
         lives = await usage.lives(session, item.id, since, until)
         work = await usage.work(session, item.id, since, until, _MOST_REQUESTS + 1)
         if len(work) > _MOST_REQUESTS:
@@ -102,8 +110,12 @@ class MeteringOperations:
         for start, end, book in _spans(books, since, until):
             part = hours(lives, work, start, end)
             alive, idle = alive + part.alive, idle + part.idle
-            bill += book.hours_nano(item.gpu, part.alive, item.gpus)
-            warmth += book.hours_nano(item.gpu, part.idle, item.gpus)
+            busy = part.alive - part.idle
+            warmth -= book.hours_nano(item.gpu, busy, item.gpus)
+        stories = await spending.stories_of(session, item, since, until)
+        total = sum(line.amount_nano for line in bill(stories, books, since, until))
+        # all but the hours in which something was served is the price of warmth, each by its rung
+        warmth = max(0, warmth + total)
         requests, tokens, price = await usage.tokens_cost(session, item.id, since, until)
         return schemas.Cost(
             tenant=names.get(item.tenant_id, item.tenant_id),
@@ -113,11 +125,43 @@ class MeteringOperations:
             currency=book_of.in_force(books, until).currency,
             replica_hours=round(alive, 6),
             idle_hours=round(idle, 6),
-            replicas_cost=round(bill / NANO, 6),
-            warmth_cost=round(warmth / NANO, 6),
+            replicas_cost=total / NANO,
+            warmth_cost=warmth / NANO,
             requests=requests,
             tokens=tokens,
             tokens_price=price / NANO,
+        )
+
+    async def lines(self, call: Call) -> Page:
+        since, until = _period(call)
+        until = min(until, call.now)
+        wanted = call.query.get("endpoint")
+        items: list[schemas.CostLine] = []
+        async with self._store.read(_COST_SECONDS) as session:
+            tenant_id, _ = await _tenant(session, call)
+            books = await prices.list_books(session)
+            for item in await endpoints.list_endpoints(session, tenant_id=tenant_id):
+                if wanted in (None, item.name):
+                    stories = await spending.stories_of(session, item, since, until)
+                    items += [_line(item, line, books) for line in bill(stories, books, since, until)]
+        return Page(list(items))
+
+    async def drift(self, call: Call) -> Page:
+        async with self._store.read() as session:
+            rows = await spending.list_drift(session, _MOST_DRIFT)
+        return Page(
+            [
+                schemas.Drift(
+                    replica=row.replica_id,
+                    kind=row.kind,
+                    region=row.region,
+                    we_say=row.we_say,
+                    since=iso(row.since),
+                    seen_at=iso(row.seen_at),
+                    settled_at=None if row.settled_at is None else iso(row.settled_at),
+                )
+                for row in rows
+            ]
         )
 
     async def prices(self, call: Call) -> Page:
@@ -136,6 +180,21 @@ class MeteringOperations:
             await call.audit(session, "prices.set", f"version {book.version}", **asked.model_dump())
             call.once.remember(session, 201, view.model_dump())
             return Answer(view, 201)
+
+
+def _line(item: Endpoint, line: Line, books: list[PriceBook]) -> schemas.CostLine:
+    return schemas.CostLine(
+        endpoint=item.name,
+        replica=line.replica_id,
+        rung=line.rung,
+        since=iso(line.start),
+        until=iso(line.end),
+        hours=round(line.hours, 9),
+        price_per_hour=line.price_per_hour,
+        price_version=line.version,
+        amount=line.amount_nano / NANO,
+        currency=book_of.in_force(books, line.start).currency,
+    )
 
 
 def _period(call: Call) -> tuple[float, float]:

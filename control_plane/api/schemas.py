@@ -51,6 +51,7 @@ Canary = Annotated[int, Field(ge=1, le=99, description="percent of requests for 
 Zone = Annotated[str, AfterValidator(_zone), Field(max_length=64, description="a time zone's IANA name")]
 PerMinute = Annotated[int, Field(ge=1, le=10**12)]
 Budget = Annotated[float, Field(gt=0, le=10**9, description="a UTC month's, in the price book's currency")]
+Spend = Annotated[float, Field(gt=0, le=10**9, description="what replicas may cost in a UTC month")]
 Price = Annotated[float, Field(ge=0, le=10**6)]
 Route = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models"]
 
@@ -110,6 +111,7 @@ class EndpointCreate(Limits):
     target: Target = 16.0
     ttft_slo: Slo | None = None
     schedule: Schedule = []
+    spend_limit: Spend | None = None
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> EndpointCreate:
@@ -135,8 +137,15 @@ class EndpointUpdate(Limits):
     target: Target | None = None
     ttft_slo: Slo | None = None
     schedule: Schedule | None = None
+    spend_limit: Spend | None = None
     canary: Canary | None = None
     paused: bool | None = None
+
+
+class TenantLimits(Limits):
+    """`spend_limit` bounds what the replicas of all its endpoints cost."""
+
+    spend_limit: Spend | None = None
 
 
 class TenantCreate(Input):
@@ -232,6 +241,7 @@ class Endpoint(BaseModel):
     target: float
     ttft_slo: float | None
     schedule: list[Window]
+    spend_limit: float | None
     canary: int | None
     stable_generation: int
     """The last that was seen to serve; 0 before any did."""
@@ -352,7 +362,7 @@ class Region(BaseModel):
 class Tenant(BaseModel):
     id: str
     name: str
-    limits: Limits
+    limits: TenantLimits
     created_at: str
 
 
@@ -413,6 +423,33 @@ class Cost(BaseModel):
     requests: int
     tokens: int
     tokens_price: float
+
+
+class CostLine(BaseModel):
+    """A while of one replica on one rung of warmth, under one price book."""
+
+    endpoint: str
+    replica: str
+    rung: str
+    since: str
+    until: str
+    hours: float
+    price_per_hour: float
+    price_version: int
+    amount: float
+    currency: str
+
+
+class Drift(BaseModel):
+    """`kind` is ours_missing (the provider has what we don't know) or theirs_missing. Null `settled_at`: it stands."""
+
+    replica: str
+    kind: str
+    region: str
+    we_say: str
+    since: str
+    seen_at: str
+    settled_at: str | None
 
 
 class Usage(BaseModel):

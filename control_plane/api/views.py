@@ -49,6 +49,7 @@ def endpoint(
         target=item.target,
         ttft_slo=item.ttft_slo,
         schedule=[schemas.Window(**{**asdict(window), "days": list(window.days)}) for window in item.schedule],
+        spend_limit=item.spend_limit,
         canary=item.canary,
         stable_generation=item.stable_generation,
         paused=item.paused,
@@ -89,7 +90,8 @@ def happening(row: EventRow) -> schemas.Event:
 
 
 def tenant(row: TenantRow) -> schemas.Tenant:
-    return schemas.Tenant(id=row.id, name=row.name, limits=limits(row.quota), created_at=iso(row.created_at))
+    bounds = schemas.TenantLimits(**asdict(row.quota), spend_limit=row.spend_limit)
+    return schemas.Tenant(id=row.id, name=row.name, limits=bounds, created_at=iso(row.created_at))
 
 
 def limits(quota: domain.Quota) -> schemas.Limits:

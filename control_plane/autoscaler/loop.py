@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from control_plane.autoscaler.decide import AIM, Aim, Decision, Signals, decide
 from control_plane.autoscaler.demand import LocalTimes, Memory, combine
 from control_plane.autoscaler.retention import enforce_retention
+from control_plane.autoscaler.spend import enforce_spend
 from control_plane.config import Timing
 from control_plane.domain import Demand, Endpoint, Replica
 from control_plane.errors import StoreUnavailable
@@ -25,6 +26,7 @@ _HISTORY = 90 * 86_400.0
 _KEEP_SECONDS = 5.0
 """How often what it remembers is written down."""
 _MEASURE_SECONDS = 5.0
+_SPEND_SECONDS = 5.0
 _POINT = 60
 """Seconds that a measured point tells of."""
 _POINT_AGE = 150.0
@@ -50,6 +52,7 @@ class Autoscaler:
         self._times = LocalTimes(Steady(monotonic))
         self._memories: dict[str, Memory] | None = None
         self._kept_at = self._measured_at = float("-inf")
+        self._spend_at = float("-inf")
         self._newest_way: tuple[float, int] | None = None
         self._signals: dict[str, Signals] = {}
         self._poke = store.subscribe("demand", "endpoints")
@@ -98,6 +101,9 @@ class Autoscaler:
         names = {endpoint.id for endpoint in known}
         self._memories = {key: memory for key, memory in self._memories.items() if key in names}
         self._times.keep(known, [replica for own in running.values() for replica in own], reports)
+        if self._monotonic() - self._spend_at > _SPEND_SECONDS:
+            self._spend_at = self._monotonic()
+            await enforce_spend(self._store, known, now)
         if any(endpoint.warmth_by_wait for endpoint in known):
             await self._choose_rungs(known, now)
         await self._keep(now)

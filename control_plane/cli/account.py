@@ -51,11 +51,14 @@ def limit_tenant(
     tpm: options.TokensPerMinute = None,
     concurrency: options.Concurrency = None,
     budget: options.Budget = None,
+    spend_limit: options.SpendLimit = None,
     output: options.Output = options.Format.TABLE,
     profile: options.ProfileFile = None,
 ) -> None:
     """Show a tenant's limits, after changing those that are given."""
     changes = options.limits(rpm, tpm, concurrency, budget)
+    if spend_limit is not None:
+        changes["spend_limit"] = spend_limit or None
     with options.connect(profile) as client:
         show_one(client.limit_tenant(name, changes) if changes else client.tenant(name), output)
 

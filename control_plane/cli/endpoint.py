@@ -92,6 +92,7 @@ def create(
     target: Target = None,
     ttft_slo: Slo = None,
     schedule: ScheduleOption = None,
+    spend_limit: options.SpendLimit = None,
     engine_arg: EngineArg = None,
     preset: Preset = None,
     rpm: options.RequestsPerMinute = None,
@@ -124,6 +125,7 @@ def create(
         warmth=warmth,
         target=target,
         ttft_slo=ttft_slo or None,
+        spend_limit=spend_limit or None,
         schedule=options.schedule(schedule),
         engine_args=engine_arg or None,
         preset=preset,
@@ -189,6 +191,7 @@ def update(
     target: Target = None,
     ttft_slo: Slo = None,
     schedule: ScheduleOption = None,
+    spend_limit: options.SpendLimit = None,
     engine_arg: EngineArg = None,
     preset: Preset = None,
     rpm: options.RequestsPerMinute = None,
@@ -226,6 +229,8 @@ def update(
         changes["preset"] = None
     if ttft_slo is not None:
         changes["ttft_slo"] = ttft_slo or None
+    if spend_limit is not None:
+        changes["spend_limit"] = spend_limit or None
     if not changes:
         raise typer.BadParameter("say what to change: see --help")
     with options.connect(profile) as client:

@@ -17,6 +17,10 @@ price_app = typer.Typer(no_args_is_help=True, help="The price book: what tokens 
 Since = Annotated[float, typer.Option("--since", parser=options.duration, metavar="DURATION", help="How far back.")]
 EndpointFilter = Annotated[str | None, typer.Option("--endpoint", help="Only this endpoint's.")]
 _MONTH = 30 * 86_400.0
+_LINE_COLUMNS = (
+    "endpoint", "replica", "rung", "since", "until", "hours", "price_per_hour", "price_version", "amount", "currency",
+)  # fmt: skip
+_DRIFT_COLUMNS = ("replica", "kind", "region", "we_say", "since", "seen_at", "settled_at")
 
 
 def usage(
@@ -40,11 +44,24 @@ def cost(
     since: Since = _MONTH,
     tenant: options.TenantFilter = None,
     endpoint: EndpointFilter = None,
+    by_replica: Annotated[
+        bool, typer.Option("--by-replica", help="Each cent: one line for each replica, rung and price book.")
+    ] = False,
+    drift: Annotated[
+        bool, typer.Option("--drift", help="Where providers' inventories and our records disagree, or did.")
+    ] = False,
     output: options.Output = options.Format.TABLE,
     profile: options.ProfileFile = None,
 ) -> None:
     """What endpoints cost: replica hours, the idle ones among them (the price of warmth), and what tokens brought."""
     with options.connect(profile) as client:
+        if drift:
+            show_list(client.drift(), _DRIFT_COLUMNS, output)
+            return
+        if by_replica:
+            lines = client.cost_lines(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
+            show_list(lines, _LINE_COLUMNS, output)
+            return
         found = client.cost(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
         columns = ("endpoint", "accelerator", "replica_hours", "idle_hours", "replicas_cost", "warmth_cost")
         show_list(found, (*columns, "requests", "tokens", "tokens_price", "currency"), output)

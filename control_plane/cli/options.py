@@ -83,6 +83,10 @@ Concurrency = Annotated[
 Budget = Annotated[
     float | None, typer.Option("--budget", parser=limit, metavar="AMOUNT|none", help="A month's, by the price book.")
 ]
+SpendLimit = Annotated[
+    float | None,
+    typer.Option("--spend-limit", parser=limit, metavar="AMOUNT|none", help="What replicas may cost in a UTC month."),
+]
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to print.", envvar="INGLE_OUTPUT")]
 ProfileFile = Annotated[
     Path | None, typer.Option("--profile", help="Profile file.", envvar="INGLE_PROFILE", show_envvar=True)

@@ -20,7 +20,7 @@ from control_plane.gateway.router import Target, choose
 from control_plane.gateway.snapshot import Key, Route, SnapshotKeeper
 
 _FIRST_GUESS_MS = 5000.0
-_NO_HOPE = frozenset({"no_capacity"})
+_NO_HOPE = frozenset({"no_capacity", "spend_limit_reached"})
 
 
 class Activator:

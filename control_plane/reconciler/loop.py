@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -49,7 +49,7 @@ from control_plane.reconciler.telling import observe_start, trace_rollout
 from control_plane.security.mesh import PLAIN, Link
 from control_plane.steady import Steady
 from control_plane.store import endpoints as endpoint_store
-from control_plane.store import generations, leases, replicas
+from control_plane.store import generations, leases, replicas, spending
 from control_plane.store.database import Store
 from control_plane.store.ids import new_id
 
@@ -448,6 +448,7 @@ class Reconciler:
                 owned = await provider.list_owned()
                 async with self._store.read() as session:
                     states = await replicas.replica_states(session, owned)
+                await self._note_drift([name for name, own in self._providers.items() if own is provider], owned)
                 for replica_id in owned:
                     if states.get(replica_id, ReplicaState.TERMINATED) is ReplicaState.TERMINATED:
                         event("replica.orphan", level=logging.WARNING, replica=replica_id)
@@ -457,6 +458,13 @@ class Reconciler:
                 event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
             except Exception as error:  # one provider's fault must not keep others from being swept
                 event("reconciler.fault", level=logging.ERROR, error=error)
+
+    async def _note_drift(self, regions: Sequence[str], owned: Sequence[str]) -> None:
+        """The two sides of the ledger: what a provider says that it runs, and what we say."""
+        async with self._store.write() as session:
+            fresh = await spending.note_drift(session, regions, owned, self._clock())
+        for replica_id in fresh:
+            event("ledger.drift", level=logging.WARNING, replica=replica_id)
 
     async def _inherit(self) -> None:
         """Free the leases of controllers of this machine that died: SQLite's are all of this machine."""

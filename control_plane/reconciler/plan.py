@@ -21,6 +21,7 @@ from control_plane.domain import (
     ReplicaState,
     Rung,
 )
+from control_plane.metering.bill import AT_REST
 from control_plane.reconciler.actions import (
     RESTING,
     Action,
@@ -157,7 +158,8 @@ def _step_starting(draft: Draft, replica: Replica, seen: Seen, now: float, polic
         _step_ready(draft, replica, seen, now)
     elif up and replica.woken_at is None and seen.rung is replica.rung:
         reason = f"rests at {seen.rung}"
-        draft.change(replica, None, reason, state=ReplicaState.RESTING, address=seen.description.address)
+        code = f"{AT_REST}{seen.rung}"
+        draft.change(replica, code, reason, state=ReplicaState.RESTING, address=seen.description.address)
     elif now - began > policy.start_timeout:
         message = f"not ready after {policy.start_timeout:g} s"
         draft.end(replica, "start_timeout", message)
@@ -232,7 +234,15 @@ def _step_draining(draft: Draft, replica: Replica, seen: Seen, now: float, polic
         draft.actions.append(Drain(replica.id))
     elif seen.rung in RESTING_RUNGS:
         reason = f"rests at {seen.rung}"
-        draft.change(replica, None, reason, state=ReplicaState.RESTING, rung=seen.rung, draining_at=None, busy=0)
+        draft.change(
+            replica,
+            f"{AT_REST}{seen.rung}",
+            reason,
+            state=ReplicaState.RESTING,
+            rung=seen.rung,
+            draining_at=None,
+            busy=0,
+        )
     elif idle and wanted_replicas(draft.endpoint) == 0:
         draft.actions.append(Rest(replica.id, rung))
 
@@ -258,6 +268,14 @@ def _state(endpoint: Endpoint, replicas: Sequence[Replica]) -> tuple[EndpointSta
         if alive:
             return EndpointState.DRAINING, "endpoint_paused", "replicas end before the endpoint pauses"
         return EndpointState.PAUSED, "endpoint_paused", "paused by an operator"
+    if endpoint.stopped:
+        if alive:
+            return (
+                EndpointState.DRAINING,
+                "spend_limit_reached",
+                "replicas end: it has cost as much as it may this month",
+            )
+        return EndpointState.PAUSED, "spend_limit_reached", "it has cost as much as it may this month"
     if wanted == 0:
         rung = resting_rung(endpoint)
         kept = [replica for replica in alive if _rests(replica, rung)]

@@ -50,7 +50,7 @@ def scale(draft: Draft, endpoint: Endpoint, now: float) -> None:
 
 def wanted_replicas(endpoint: Endpoint) -> int:
     """How many replicas the endpoint is to have now."""
-    if endpoint.deleting or endpoint.paused:
+    if endpoint.deleting or endpoint.paused or endpoint.stopped:
         return 0
     return min(endpoint.desired_replicas, endpoint.max_replicas)
 
@@ -66,7 +66,7 @@ def resting_rung(endpoint: Endpoint) -> Rung | None:
     """How warm one replica is kept at zero; None for not at all."""
     rung = Rung(endpoint.warmth)
     unproven = endpoint.stable_runtime is None or not (endpoint.proven or endpoint.falls_back)
-    if rung not in RESTING_RUNGS or endpoint.deleting or endpoint.paused or unproven:
+    if rung not in RESTING_RUNGS or endpoint.deleting or endpoint.paused or endpoint.stopped or unproven:
         return None
     return rung
 

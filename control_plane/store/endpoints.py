@@ -21,7 +21,7 @@ RUNTIME_FIELDS = frozenset({"model", "gpu", "gpus", "engine_args"})
 SPEC_FIELDS = (
     "model", "gpu", "gpus", "engine_args", "preset", "min_replicas", "max_replicas", "target", "ttft_slo", "schedule",
     "idle_timeout", "max_wait", "warmth", "warmth_by_wait", "retention", "requests_per_minute", "tokens_per_minute",
-    "concurrency", "monthly_budget",
+    "concurrency", "monthly_budget", "spend_limit",
 )  # fmt: skip
 """What a generation is made of, and what a rollback brings back."""
 COLD_STARTS_KEPT = 20
@@ -65,6 +65,8 @@ def to_endpoint(row: EndpointRow) -> Endpoint:
         ttft_slo=row.ttft_slo,
         schedule=tuple(Window(**{**window, "days": tuple(window["days"])}) for window in row.schedule),
         warmth_by_wait=row.warmth_by_wait,
+        spend_limit=row.spend_limit,
+        stopped=row.stopped_at is not None,
         canary=row.canary,
         stable_generation=row.stable_generation,
         stable_runtime=None if row.stable_runtime is None else to_runtime(row.stable_runtime),

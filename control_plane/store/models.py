@@ -72,6 +72,7 @@ class TenantRow(QuotaColumns, Base):
     __tablename__ = "tenants"
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
+    spend_limit: Mapped[float | None]
     created_at: Mapped[float]
 
 
@@ -131,6 +132,9 @@ class EndpointRow(QuotaColumns, Base):
     ttft_slo: Mapped[float | None]
     schedule: Mapped[list[dict[str, Any]]] = mapped_column(default=list, server_default="[]")
     warmth_by_wait: Mapped[bool] = mapped_column(default=False, server_default=false())
+    spend_limit: Mapped[float | None]
+    """What replicas may cost in a UTC month, in the price book's currency."""
+    stopped_at: Mapped[float | None]
     canary: Mapped[int | None]
     paused: Mapped[bool]
     generation: Mapped[int]
@@ -249,6 +253,20 @@ class WakeRow(Base):
     phases: Mapped[dict[str, Any]]
 
     __table_args__ = (Index("ix_wakes_endpoint_id_rung_at", "endpoint_id", "rung", "at"),)
+
+
+class DriftRow(Base):
+    """Where a provider's inventory and our records disagreed: `ours_missing` or `theirs_missing`."""
+
+    __tablename__ = "drift"
+    replica_id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str]
+    endpoint_id: Mapped[str | None]
+    we_say: Mapped[str]
+    since: Mapped[float]
+    seen_at: Mapped[float]
+    settled_at: Mapped[float | None]
 
 
 class ScalerRow(Base):

@@ -22,6 +22,8 @@ MEANT: dict[tuple[str, str], Any] = {
     ("endpoints", "engine_args"): ["--a"],
     ("endpoints", "max_replicas"): 2000,
     ("replicas", "state"): ReplicaState.READY,
+    ("replicas", "rung"): "hot",
+    ("endpoints", "schedule"): [],
 }
 
 

@@ -1,0 +1,104 @@
+"""What each replica cost, rung by rung, to the billionth. Pure.
+
+A replica is billed from the moment it was intended until its provider said that it is gone; at rest by the price of its
+rung. A bill is the sum of its lines, and each line is rounded once, so that they always agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from control_plane.domain import Rung
+from control_plane.metering.prices import NANO, PriceBook, in_force
+from control_plane.warmth import price_per_hour
+
+AT_REST = "at_"
+"""A reason code with which a replica rests is this and its rung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A replica's life: when it became how warm, in order; `end` is None while it lives."""
+
+    replica_id: str
+    accelerator: str | None
+    count: int
+    steps: Sequence[tuple[float, Rung]]
+    end: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A while of one replica on one rung under one price book. Times in seconds since the epoch."""
+
+    replica_id: str
+    rung: Rung
+    start: float
+    end: float
+    price_per_hour: float
+    version: int
+    amount_nano: int
+
+    @property
+    def hours(self) -> float:
+        return (self.end - self.start) / 3600
+
+
+def rung_of(state: str, reason_code: str | None) -> Rung | None:
+    """How warm a change of state made a replica; None where it doesn't tell."""
+    if state == "resting" and reason_code is not None and reason_code.startswith(AT_REST):
+        return Rung(reason_code.removeprefix(AT_REST))
+    return Rung.HOT if state in ("starting", "ready") else None
+
+
+def bill(stories: Iterable[Story], books: Sequence[PriceBook], since: float, until: float) -> list[Line]:
+    """Lines within `[since, until)`, by replica and time."""
+    cuts = sorted({since, until, *(book.effective_at for book in books if since < book.effective_at < until)})
+    lines: list[Line] = []
+    for story in stories:
+        end = until if story.end is None else min(until, story.end)
+        moments = [*story.steps, (end, Rung.HOT)]
+        for (start, rung), (following, _) in pairwise(moments):
+            for opens, closes in pairwise(cuts):
+                begin, finish = max(start, opens), min(following, closes, end)
+                if finish <= begin:
+                    continue
+                book = in_force(books, opens)
+                price = price_per_hour(book, story.accelerator, story.count, rung)
+                amount = round(price * (finish - begin) / 3600 * NANO)
+                lines.append(Line(story.replica_id, rung, begin, finish, price, book.version, amount))
+    return lines
+
+
+def month_start(now: float) -> float:
+    """When the UTC month of `now` began."""
+    moment = datetime.fromtimestamp(now, UTC)
+    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """An endpoint's part in this month: amounts in billionths, bounds None where there are none."""
+
+    endpoint_id: str
+    tenant_id: str
+    limit_nano: int | None
+    spent_nano: int
+
+
+def stopped(spending: Sequence[Spending], tenant_limits: Mapping[str, int | None]) -> dict[str, str]:
+    """Endpoints that may not spend more, with whose bound that is: `endpoint` or `tenant`."""
+    by_tenant: dict[str, int] = {}
+    for item in spending:
+        by_tenant[item.tenant_id] = by_tenant.get(item.tenant_id, 0) + item.spent_nano
+    found: dict[str, str] = {}
+    for item in spending:
+        theirs = tenant_limits.get(item.tenant_id)
+        if item.limit_nano is not None and item.spent_nano >= item.limit_nano:
+            found[item.endpoint_id] = "endpoint"
+        elif theirs is not None and by_tenant[item.tenant_id] >= theirs:
+            found[item.endpoint_id] = "tenant"
+    return found

@@ -1,0 +1,187 @@
+"""What replicas cost to the billionth, the stop where that is enough, and drift from what providers say."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.domain import Rung
+from control_plane.metering.bill import Line, Spending, Story, bill, month_start, rung_of, stopped
+from control_plane.metering.prices import PriceBook
+from control_plane.store import replicas, spending
+from control_plane.store.database import Store
+from tests.control_plane.harness import Installation, chat, create, ingle, state_of, until
+from tests.control_plane.test_store import make_endpoint
+
+HOUR = 3600.0
+CHEAP = PriceBook(1, 0.0, "USD", {}, {"l4": 1.0, "l4/asleep": 0.25})
+DEAR = PriceBook(2, 10 * HOUR, "USD", {}, {"l4": 2.0})
+
+
+def story(*steps: tuple[float, Rung], end: float | None = None) -> Story:
+    return Story("rep_1", "l4", 1, [(at * HOUR, rung) for at, rung in steps], None if end is None else end * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("one", "since", "until_", "amounts"),
+    [
+        (story((0, Rung.HOT), end=2), 0, 24, [2.0]),
+        (story((0, Rung.HOT), (1, Rung.ASLEEP), (5, Rung.HOT), end=6), 0, 24, [1.0, 1.0, 1.0]),
+        # another price book in the midst of it, without a price for a rung: a share of the accelerator's
+        (story((8, Rung.ASLEEP), end=12), 0, 24, [0.5, 0.4]),
+        # it lives, and only a part of its life is asked for
+        (story((0, Rung.HOT)), 1, 4, [3.0]),
+        (story((0, Rung.HOT), end=2), 3, 4, []),
+    ],
+)
+def test_lines_of_a_bill(one: Story, since: float, until_: float, amounts: list[float]) -> None:
+    lines = bill([one], [CHEAP, DEAR], since * HOUR, until_ * HOUR)
+    assert [line.amount_nano / 1e9 for line in lines] == pytest.approx(amounts)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.sampled_from([Rung.HOT, Rung.ASLEEP, Rung.EMBER])), min_size=1, max_size=6),
+    st.floats(0.1, 5),
+    st.integers(1, 6),
+)
+def test_lines_are_of_one_life_without_gap_or_overlap(
+    steps: list[tuple[float, Rung]], length: float, parts: int
+) -> None:
+    steps = sorted(steps, key=lambda step: step[0])
+    end = steps[-1][0] + length
+    lines = bill([story(*steps, end=end)], [CHEAP, DEAR], 0.0, 30 * HOUR)
+    assert sum(line.hours for line in lines) == pytest.approx(end - steps[0][0], abs=1e-6)
+    assert all(first.end <= second.start for first, second in itertools.pairwise(lines))
+    # asked for in parts it comes to the same, but for what each line is rounded by
+    bounds = [30 * HOUR * part / parts for part in range(parts + 1)]
+    apart = [
+        line
+        for low, high in itertools.pairwise(bounds)
+        for line in bill([story(*steps, end=end)], [CHEAP, DEAR], low, high)
+    ]
+    assert abs(_total(apart) - _total(lines)) <= len(apart) + len(lines)
+
+
+def _total(lines: list[Line]) -> int:
+    return sum(line.amount_nano for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "rung"),
+    [
+        ("intended", None, None), ("starting", None, Rung.HOT), ("ready", None, Rung.HOT),
+        ("draining", "resting", None),
+        ("resting", "at_ember", Rung.EMBER), ("resting", "at_asleep", Rung.ASLEEP), ("resting", None, None),
+    ],
+)  # fmt: skip
+def test_what_a_change_of_state_tells(state: str, code: str | None, rung: Rung | None) -> None:
+    assert rung_of(state, code) is rung
+
+
+@pytest.mark.parametrize(
+    ("spent", "limits", "tenants", "expected"),
+    [
+        ([5, 5], [None, None], {}, {}),
+        ([5, 5], [5, 6], {}, {"e0": "endpoint"}),
+        ([5, 5], [6, 6], {"t": 10}, {"e0": "tenant", "e1": "tenant"}),
+        ([5, 5], [6, 6], {"t": 11}, {}),
+        ([0, 5], [None, 5], {"t": None}, {"e1": "endpoint"}),
+    ],
+)
+def test_who_may_not_spend_more(
+    spent: list[int], limits: list[int | None], tenants: Mapping[str, int | None], expected: dict[str, str]
+) -> None:
+    parts = [Spending(f"e{n}", "t", limit, cost) for n, (cost, limit) in enumerate(zip(spent, limits, strict=True))]
+    assert stopped(parts, tenants) == expected
+
+
+def test_a_month_is_utcs() -> None:
+    assert (
+        month_start(datetime(2026, 12, 31, 23, 59, tzinfo=UTC).timestamp())
+        == datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+    )
+
+
+def test_an_endpoint_that_has_cost_enough_stops_and_goes_on(fresh: Installation) -> None:
+    key = fresh.up().facts["key"]
+    with fresh.admin() as admin:
+        admin.set_prices({"currency": "USD", "models": {}, "accelerators": {"*": 3600.0}})  # one a second
+        url = create(admin, "costly", "tokens-100+pace-20ms", idle_timeout=600, spend_limit=2.0)
+        create(admin, "other", "fast", idle_timeout=600)
+        with fresh.tenant(url, key) as tenant:
+            with tenant.stream("POST", "/chat/completions", json=chat(stream=True)) as answer:
+                # a stream that runs when the stop comes ends in its own time
+                text = answer.read().decode()
+            assert (answer.status_code, text.count("data: {")) == (200, 100)
+            until(lambda: state_of(admin, "costly") == "paused", "it is stopped")
+            assert admin.endpoint("costly").reason.code == "spend_limit_reached"
+            until(lambda: tenant.post("/chat/completions", json=chat()).status_code == 503, "refused")
+            refused = tenant.post("/chat/completions", json=chat())
+            assert refused.json()["error"]["code"] == "spend_limit_reached"
+        assert state_of(admin, "other") == "ready"
+        assert any("spend limit is reached" in event.message for event in admin.events("costly"))
+        lines = admin.cost_lines(endpoint="costly")
+        (total,) = [cost.replicas_cost for cost in admin.cost(endpoint="costly")]
+        assert sum(line.amount for line in lines) == pytest.approx(total, abs=1e-9)
+        assert total >= 2.0
+        table = ingle(fresh.home, "cost", "--by-replica", "--endpoint", "costly")
+        assert lines[0].replica in table.stdout
+        # a higher limit, and it goes on
+        admin.update_endpoint("costly", {"spend_limit": 100000.0})
+        until(lambda: admin.endpoint("costly").reason.code != "spend_limit_reached", "it may again")
+        admin.wake_endpoint("costly")
+        until(lambda: state_of(admin, "costly") == "ready", "it serves again")
+        # a tenant's limit stops all that is its
+        admin.limit_tenant("default", {"spend_limit": 0.5})
+        until(lambda: {state_of(admin, name) for name in ("costly", "other")} == {"paused"}, "both are stopped")
+
+
+async def test_drift_is_noted_until_both_sides_agree(store: Store) -> None:
+    endpoint = await make_endpoint(store)
+    async with store.write() as session:
+        for name in ("rep_1", "rep_2", "rep_3"):
+            await replicas.add_intent(session, name, endpoint, 1, Rung.HOT, 100.0)
+        await replicas.write_replica(session, "rep_1", {"state": "ready"})
+        await replicas.write_replica(session, "rep_2", {"state": "terminated"})
+
+    async def look(owned: list[str], now: float) -> list[str]:
+        async with store.write() as session:
+            return sorted(await spending.note_drift(session, ["local-eu"], owned, now))
+
+    # rep_3 is on its way: neither side can be held to it
+    assert await look(["rep_1"], 101.0) == []
+    assert await look(["rep_2", "stranger"], 102.0) == ["rep_1", "rep_2", "stranger"]
+    assert await look(["rep_2", "stranger"], 103.0) == []
+    async with store.read() as session:
+        rows = {
+            row.replica_id: (row.kind, row.we_say, row.settled_at) for row in await spending.list_drift(session, 10)
+        }
+    assert rows == {
+        "rep_1": ("theirs_missing", "ready", None),
+        "rep_2": ("ours_missing", "terminated", None),
+        "stranger": ("ours_missing", "nothing", None),
+    }
+    assert await look(["rep_1"], 104.0) == []
+    async with store.read() as session:
+        assert {row.settled_at for row in await spending.list_drift(session, 10)} == {104.0}
+    assert await look(["rep_1", "rep_2"], 105.0) == ["rep_2"], "it is drift anew"
+
+
+def test_drift_is_told(fresh: Installation) -> None:
+    """A replica that our records lost, and that the provider still runs."""
+    fresh.up()
+    with fresh.admin() as admin:
+        create(admin, "lost", "fast", idle_timeout=600)
+        (replica,) = (one.id for one in admin.endpoint("lost").replicas)
+        with sqlite3.connect(fresh.home / "ingle.db") as database:
+            database.execute("UPDATE replicas SET state = 'terminated' WHERE id = ?", (replica,))
+        found = until(lambda: [one for one in admin.drift() if one.replica == replica] or None, "it is noted")
+        assert (found[0].kind, found[0].we_say) == ("ours_missing", "terminated")
+        until(lambda: all(one.settled_at for one in admin.drift()), "it was ended, and both sides agree")
+        assert replica in ingle(fresh.home, "cost", "--drift").stdout
