@@ -111,7 +111,7 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
                 command=command,
                 terminate_grace=grace,
                 log_bytes=LOG_BYTES,
-                fresh=0.02,
+                fresh=0.15,
                 beat=0.2,
                 word=0.2,
             )
@@ -152,7 +152,7 @@ async def make(
     cloud.proxy.forgive()
     cloud.proxy.machines.boots = "machines" in request.fixturenames
 
-    def provider(*, name: str = installation, word: float = 0.2, beat: float = 0.2, **more: Any) -> AwsProvider:
+    def provider(*, name: str = installation, fresh: float = 0.15, beat: float = 0.2, **more: Any) -> AwsProvider:
         made.append(
             AwsProvider(
                 "eu-1",
@@ -163,9 +163,9 @@ async def make(
                 command=COMMAND,
                 terminate_grace=GRACE,
                 log_bytes=LOG_BYTES,
-                fresh=0.02,
+                fresh=fresh,
                 beat=beat,
-                word=word,
+                word=0.2,
             )
         )
         return made[-1]
