@@ -15,7 +15,7 @@ from control_plane.config import AwsMachine, AwsSettings
 from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.observe import metrics
-from control_plane.providers.aws_calls import AwsCalls
+from control_plane.providers.aws_calls import PAUSE_SECONDS, AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
 from control_plane.providers.aws_marks import ENDED, LIVE, LOGS, REPORTS, STARTED, Marks
@@ -37,6 +37,7 @@ class AwsProvider:
 
     `installation` is in the tags of all that is ours, `home` the control plane's, `terminate_grace` in seconds, and
     `log_bytes` bounds each of a replica's two log files. An instance looks every `word` seconds for what it is told.
+    For `fresh`, `beat` and `pause` see `Watch` and `AwsCalls`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class AwsProvider:
         fresh: float = _FRESH_SECONDS,
         beat: float = _BEAT_SECONDS,
         word: float = _WORD_SECONDS,
+        pause: float = PAUSE_SECONDS,
     ) -> None:
         self._region = region
         self._settings = settings
@@ -69,7 +71,7 @@ class AwsProvider:
         }
         self._mesh = mesh
         self._link = mesh.link if mesh else PLAIN
-        self._calls = AwsCalls(settings.aws_region, settings.endpoint_url)
+        self._calls = AwsCalls(settings.aws_region, settings.endpoint_url, pause=pause)
         self._marks = Marks(self._calls, settings.bucket, installation)
         self._watch = Watch(
             self._calls,

@@ -18,7 +18,7 @@ _AT_ONCE = 8
 _ATTEMPTS = 4
 _TOTAL_SECONDS = 15.0
 """No further attempt begins after that."""
-_PAUSE_SECONDS = 0.25
+PAUSE_SECONDS = 0.25
 _MOST_PAUSE = 4.0
 _AGAIN = frozenset({Kind.THROTTLED, Kind.PASSING})
 
@@ -31,7 +31,7 @@ class AwsCalls:
         region: str,
         endpoint_url: str | None = None,
         *,
-        pause: float = _PAUSE_SECONDS,
+        pause: float = PAUSE_SECONDS,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.region = region

@@ -36,8 +36,8 @@ class Fault:
     """Meets the next `times` calls of `action` whose parameters have `where`.
 
     `code` is answered with `status`, and nothing done. With `drop` it is done and the answer lost; with `silent`
-    nothing is done, nor answered. With `blind` no instances are found, as of those that were just made. `before` comes
-    before it is done.
+    nothing is done, nor answered; with `cut` the same, at once. With `blind` no instances are found, as of those that
+    were just made. `before` comes before it is done.
     """
 
     action: str
@@ -47,6 +47,7 @@ class Fault:
     drop: bool = False
     silent: bool = False
     blind: bool = False
+    cut: bool = False
     before: Callable[[], object] | None = None
     where: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,6 +80,7 @@ class AwsProxy:
         self._changing = threading.Lock()
         self._running = threading.Lock()
         self.quiet = threading.Event()
+        self._left: int | None = None
         self.url = ""
 
     def fail(self, fault: Fault) -> None:
@@ -89,6 +91,12 @@ class AwsProxy:
         with self._changing:
             self._faults.clear()
             self.calls.clear()
+            self._left = None
+
+    def cut_after(self, calls: int) -> None:
+        """So many take effect, of which the last has no answer; then nothing comes through, until all is forgiven."""
+        with self._changing:
+            self._left = calls
 
     def of(self, action: str) -> list[Call]:
         return [call for call in list(self.calls) if call.action == action]
@@ -115,6 +123,8 @@ class AwsProxy:
         """None where the connection is to be closed without one."""
         call = _call(method, path, headers, body)
         fault = self._take(call)
+        if fault is not None and fault.cut:
+            return None
         if fault is not None and fault.silent:
             self.quiet.wait(_MOST_SILENCE)
             return None
@@ -138,6 +148,10 @@ class AwsProxy:
     def _take(self, call: Call) -> Fault | None:
         with self._changing:
             self.calls.append(call)
+            if self._left is not None:
+                self._left -= 1
+                if self._left <= 0:
+                    return Fault("", drop=self._left == 0, cut=self._left < 0)
             for fault in self._faults:
                 if fault.action == call.action and fault.where.items() <= call.parameters.items():
                     fault.times -= 1

@@ -166,6 +166,7 @@ async def make(
                 fresh=fresh,
                 beat=beat,
                 word=0.2,
+                pause=0.01,
             )
         )
         return made[-1]

@@ -78,6 +78,29 @@ async def test_an_answer_that_never_comes_is_asked_for_again_by_another_controll
     assert (await cooled.describe(one)).phase is Phase.STARTING
 
 
+@pytest.mark.parametrize("calls", range(1, 9))
+async def test_wherever_a_controller_is_cut_off_another_one_starts_it_once_or_ends_all_of_it(
+    make: MakeAws, cloud: Cloud, one: str, installation: str, calls: int
+) -> None:
+    """Each call of a launch in turn takes effect, and its answer and all after it are lost."""
+    other = f"{one}b"
+    for replica_id in (one, other):
+        cloud.proxy.cut_after(calls)
+        with pytest.raises(ProviderError) as cut:
+            await make(settle_seconds=1).ensure(spec(replica_id))
+        assert not isinstance(cut.value, ProviderRefused)
+        cloud.proxy.forgive()
+    later = make(settle_seconds=1)
+    await later.ensure(spec(one))
+    assert len(cloud.instances(replica=one)) == 1
+    await gone(later, other)
+    for replica_id in await later.list_owned():
+        await later.terminate(replica_id)
+    assert {found["State"]["Name"] for found in cloud.instances(installation=installation)} == {"terminated"}
+    assert not [name for name in cloud.secrets() if one in name]
+    assert await later.list_owned() == []
+
+
 async def test_a_mark_is_the_first_ones(cloud: Cloud, make: MakeAws, installation: str) -> None:
     calls = AwsCalls(cloud.aws.region, cloud.proxy.url)
     marks = Marks(calls, cloud.outputs["Bucket"], installation)
