@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from control_plane.domain import Endpoint
 from control_plane.metering.bill import Spending, bill, month_start, stopped
 from control_plane.metering.prices import NANO
+from control_plane.observe import metrics
 from control_plane.observe.logs import event
 from control_plane.store import prices, spending
 from control_plane.store.database import Store
@@ -14,6 +15,9 @@ from control_plane.store.database import Store
 
 async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> None:
     """Look at every endpoint that has a bound, or whose tenant has. Raises StoreUnavailable."""
+    for one in known:
+        if one.spend_limit is None:
+            metrics.spend_used.labels(one.region, one.name).set(0.0)
     async with store.read() as session:
         limits = await spending.tenant_limits(session)
         bound = [one for one in known if one.spend_limit is not None or one.tenant_id in limits or one.stopped]
@@ -36,6 +40,8 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
     whose = stopped(found, {tenant_id: _nano(limit) for tenant_id, limit in limits.items()})
     spent = {item.endpoint_id: item.spent_nano / NANO for item in found}
     for one in bound:
+        share = spent[one.id] / one.spend_limit if one.spend_limit else 0.0
+        metrics.spend_used.labels(one.region, one.name).set(share)
         if (one.id in whose) is not one.stopped:
             await _write(store, one, whose, spent[one.id], now)
 

@@ -62,6 +62,10 @@ orphans = Counter("ingle_orphans", "Replicas found running that nobody wanted", 
 quota_refusals = Counter("ingle_quota_refusals", "Replicas refused: the cloud account's quota is used up", ("region",))
 cost_per_second = Gauge("ingle_cost_per_second", "What an endpoint's replicas cost a second", ("region", "endpoint"))
 keys_expiring = Gauge("ingle_keys_expiring", "Keys used lately that expire within a week and have no successor")
+spend_used = Gauge(
+    "ingle_spend_used_ratio", "Share of what an endpoint's replicas may cost this month", ("region", "endpoint")
+)
+drift = Gauge("ingle_drift", "Replicas that only a provider knows of, or only our records", ("region",))
 budget_used = Gauge("ingle_budget_used_ratio", "Share of this month's budget that a tenant has used", ("tenant",))
 audit_faults = Gauge("ingle_audit_faults", "Faults found in the audit chain")
 alerts_firing = Gauge("ingle_alerts_firing", "Alerts of the controller's own evaluator", ("alert", "severity"))
@@ -71,7 +75,7 @@ PHASES = frozenset({"total", "start", "import", "open", "load", "restore", "text
 
 _OF_ENDPOINTS: tuple[Any, ...] = (
     request_duration, time_to_first_token, requests, failed, running, held, tokens, replicas_desired, replicas_ready,
-    cold_start, start_failures, replica_losses, endpoint_failed, cost_per_second,
+    cold_start, start_failures, replica_losses, endpoint_failed, cost_per_second, spend_used,
 )  # fmt: skip
 
 

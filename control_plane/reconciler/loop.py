@@ -463,6 +463,9 @@ class Reconciler:
         """The two sides of the ledger: what a provider says that it runs, and what we say."""
         async with self._store.write() as session:
             fresh = await spending.note_drift(session, regions, owned, self._clock())
+            standing = await spending.standing_drift(session, regions)
+        for region in regions:
+            metrics.drift.labels(region).set(standing.get(region, 0))
         for replica_id in fresh:
             event("ledger.drift", level=logging.WARNING, replica=replica_id)
 

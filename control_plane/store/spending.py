@@ -113,6 +113,12 @@ async def note_drift(session: AsyncSession, regions: Collection[str], owned: Col
     return [replica_id for replica_id, kind in found.keys() - open_rows]
 
 
+async def standing_drift(session: AsyncSession, regions: Collection[str]) -> dict[str, int]:
+    """By region, how much isn't settled."""
+    query = select(DriftRow.region, func.count()).where(DriftRow.settled_at.is_(None), DriftRow.region.in_(regions))
+    return dict((await session.execute(query.group_by(DriftRow.region))).tuples().all())
+
+
 async def list_drift(session: AsyncSession, limit: int) -> Sequence[DriftRow]:
     """Newest first; what isn't settled before all else."""
     order = (func.coalesce(DriftRow.settled_at, 1e18).desc(), DriftRow.since.desc())
