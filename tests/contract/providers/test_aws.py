@@ -99,6 +99,9 @@ async def test_wherever_a_controller_is_cut_off_another_one_starts_it_once_or_en
     assert {found["State"]["Name"] for found in cloud.instances(installation=installation)} == {"terminated"}
     assert not [name for name in cloud.secrets() if one in name]
     assert await later.list_owned() == []
+    s3, bucket = cloud.aws.client("s3"), cloud.outputs["Bucket"]
+    for kind in ("live", "reports"):
+        assert s3.list_objects_v2(Bucket=bucket, Prefix=f"{kind}/{installation}/")["KeyCount"] == 0
 
 
 async def test_a_mark_is_the_first_ones(cloud: Cloud, make: MakeAws, installation: str) -> None:
