@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import gc
 import hashlib
 import os
 import random
@@ -104,7 +105,9 @@ class World:
     def heard(self, name: str, **fields: Any) -> None:
         """What a loop logs. A fault that it got over is still a fault."""
         if name.endswith(".fault"):
-            self.faults.append(f"{name}: {fields.get('error')!r}")
+            error = fields.get("error")
+            cause = error.__cause__ if isinstance(error, BaseException) else None
+            self.faults.append(f"{name}: {error!r} {cause or ''}"[:1000])
         self.note(name)
 
     def new_id(self, prefix: str) -> str:
@@ -483,10 +486,14 @@ def run_world(build: Callable[[Path], World], name: str) -> Report:
             mock.patch.object(autoscaler_loop, "event", world.heard),
             asyncio.Runner(loop_factory=SimulatedLoop) as loop,
         ):
+            gc.collect()
+            gc.disable()
             try:
                 return loop.run(runner)  # type: ignore[arg-type]
             except Exception as error:
                 raise Broken(f"{name}: {error}") from error
+            finally:
+                gc.enable()
 
 
 @functools.cache
