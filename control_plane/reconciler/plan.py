@@ -192,7 +192,10 @@ def _phases(description: Description) -> dict[str, float]:
 
 
 def _step_serving(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
-    if seen.healthy and seen.rung is not Rung.HOT:
+    if seen.description.code == "spot_interrupted":
+        # its machine is taken back soon: what it has is finished there, and another takes its place at once
+        draft.retire(replica, now, "spot_interrupted", seen.description.message)
+    elif seen.healthy and seen.rung is not Rung.HOT:
         draft.actions.append(Wake(replica.id))
     elif seen.healthy and replica.state is ReplicaState.UNHEALTHY:
         draft.change(replica, None, "answers again", state=ReplicaState.READY, unhealthy_at=None)

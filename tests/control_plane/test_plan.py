@@ -88,6 +88,13 @@ def of(actions: list[Action], kind: type[Action]) -> list[Action]:
     return [action for action in actions if isinstance(action, kind)]
 
 
+def test_a_machine_that_is_taken_back_is_drained_and_replaced() -> None:
+    notice = Seen(replace(RUNNING, code="spot_interrupted", message="in two minutes"), healthy=True, busy=3)
+    actions = decide(endpoint(), (replica(), notice))
+    assert Drain("r1") in actions
+    assert any(isinstance(action, Launch) for action in actions)
+
+
 def test_nothing_to_do_is_no_action() -> None:
     assert decide(endpoint(), (replica(), UP)) == []
     idle = endpoint(desired_replicas=0, state=EndpointState.ZERO, reason="no replica runs; the next request starts one")
