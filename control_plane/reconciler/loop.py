@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.config import Timing
 from control_plane.domain import Endpoint, EndpointState, Phase, Replica, ReplicaSpec, ReplicaState, Rung
-from control_plane.errors import IngleError, LeaseLost, ProviderError, ProviderRefused, StoreUnavailable
+from control_plane.errors import LeaseLost, ProviderError, ProviderRefused, StoreUnavailable
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
@@ -45,11 +45,12 @@ from control_plane.reconciler.actions import (
 from control_plane.reconciler.plan import after_failure, plan
 from control_plane.reconciler.probe import Prober
 from control_plane.reconciler.scale import resting_rung, wanted_replicas
+from control_plane.reconciler.sweep import sweep
 from control_plane.reconciler.telling import observe_start, trace_rollout
 from control_plane.security.mesh import PLAIN, Link
 from control_plane.steady import Steady
 from control_plane.store import endpoints as endpoint_store
-from control_plane.store import generations, leases, replicas, spending
+from control_plane.store import generations, leases, replicas
 from control_plane.store.database import Store
 from control_plane.store.ids import new_id
 
@@ -160,7 +161,7 @@ class Reconciler:
         self._unknown &= {replica.id for replica in live}
         if self._monotonic() - self._swept_at > self._timing.sweep:
             self._swept_at = self._monotonic()
-            self._start(_SWEEP, self._sweep())
+            self._start(_SWEEP, sweep(self._store, self._providers, self._clock()))
         if self._working:
             await asyncio.wait(set(self._working.values()), timeout=self._timing.tick)
         return any(replica.state in _MOVING for replica in live)
@@ -438,36 +439,6 @@ class Reconciler:
                     error.message,
                 )
                 await self._change_replica(session, endpoint, {}, action, now)
-
-    async def _sweep(self) -> None:
-        """End what runs without a row that wants it: the row comes first, so such a replica is nobody's."""
-        for provider in dict.fromkeys(self._providers.values()):
-            regions = ",".join(sorted(name for name, own in self._providers.items() if own is provider))
-            metrics.orphans.labels(regions)  # begins at 0, so that the first one is seen
-            try:
-                owned = await provider.list_owned()
-                async with self._store.read() as session:
-                    states = await replicas.replica_states(session, owned)
-                await self._note_drift([name for name, own in self._providers.items() if own is provider], owned)
-                for replica_id in owned:
-                    if states.get(replica_id, ReplicaState.TERMINATED) is ReplicaState.TERMINATED:
-                        event("replica.orphan", level=logging.WARNING, replica=replica_id)
-                        metrics.orphans.labels(regions).inc()
-                        await provider.terminate(replica_id)
-            except IngleError as error:
-                event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
-            except Exception as error:  # one provider's fault must not keep others from being swept
-                event("reconciler.fault", level=logging.ERROR, error=error)
-
-    async def _note_drift(self, regions: Sequence[str], owned: Sequence[str]) -> None:
-        """The two sides of the ledger: what a provider says that it runs, and what we say."""
-        async with self._store.write() as session:
-            fresh = await spending.note_drift(session, regions, owned, self._clock())
-            standing = await spending.standing_drift(session, regions)
-        for region in regions:
-            metrics.drift.labels(region).set(standing.get(region, 0))
-        for replica_id in fresh:
-            event("ledger.drift", level=logging.WARNING, replica=replica_id)
 
     async def _inherit(self) -> None:
         """Free the leases of controllers of this machine that died: SQLite's are all of this machine."""

@@ -32,6 +32,7 @@ from control_plane.gateway.activator import Activator
 from control_plane.gateway.demand import DemandTracker
 from control_plane.gateway.snapshot import Key, SnapshotKeeper
 from control_plane.reconciler import loop as reconciler_loop
+from control_plane.reconciler import sweep as sweeping
 from control_plane.reconciler.loop import Reconciler
 from control_plane.security.secret import Secret
 from control_plane.store import endpoints, leases, replicas, tenants
@@ -483,6 +484,7 @@ def run_world(build: Callable[[Path], World], name: str) -> Report:
             mock.patch.object(tenants, "new_id", world.new_id),
             mock.patch.object(leases, "_moment", _database_moment),
             mock.patch.object(reconciler_loop, "event", world.heard),
+            mock.patch.object(sweeping, "event", world.heard),
             mock.patch.object(autoscaler_loop, "event", world.heard),
             asyncio.Runner(loop_factory=SimulatedLoop) as loop,
         ):
