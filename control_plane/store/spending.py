@@ -33,7 +33,7 @@ async def stories_of(session: AsyncSession, endpoint: Endpoint, since: float, un
         )
     ).all()
     query = select(GenerationRow.generation, GenerationRow.spec).where(GenerationRow.endpoint_id == endpoint.id)
-    specs: dict[int, dict[str, Any]] = dict((await session.execute(query)).tuples().all())
+    specs: dict[int, dict[str, Any]] = {row.generation: row.spec for row in await session.execute(query)}
     changes: dict[str, list[tuple[float, Rung]]] = {row.id: [(row.created_at, Rung.HOT)] for row in rows}
     events = await session.execute(
         select(EventRow.replica_id, EventRow.at, EventRow.state, EventRow.reason_code)
@@ -115,8 +115,10 @@ async def note_drift(session: AsyncSession, regions: Collection[str], owned: Col
 
 async def standing_drift(session: AsyncSession, regions: Collection[str]) -> dict[str, int]:
     """By region, how much isn't settled."""
-    query = select(DriftRow.region, func.count()).where(DriftRow.settled_at.is_(None), DriftRow.region.in_(regions))
-    return dict((await session.execute(query.group_by(DriftRow.region))).tuples().all())
+    query = select(DriftRow.region, func.count().label("many")).where(
+        DriftRow.settled_at.is_(None), DriftRow.region.in_(regions)
+    )
+    return {row.region: row.many for row in await session.execute(query.group_by(DriftRow.region))}
 
 
 async def list_drift(session: AsyncSession, limit: int) -> Sequence[DriftRow]:
