@@ -7,6 +7,7 @@ import atexit
 import functools
 import gc
 import hashlib
+import itertools
 import os
 import random
 import shutil
@@ -53,6 +54,7 @@ TROUBLE_SECONDS = 150.0
 CALM_SECONDS = 150.0
 ORPHAN_SECONDS = 75.0
 """How long a machine may stand that no row wants, while a controller lives: two sweeps, two slow calls, and its end."""
+_COLLECT_SECONDS = 15
 _LOOK_SECONDS = 2.5
 """What is looked at each second may have happened so long before."""
 
@@ -321,8 +323,11 @@ class World:
     # ---- what must hold
 
     async def _watch(self, store: Store) -> None:
-        while True:
+        for second in itertools.count():
             await asyncio.sleep(1.0)
+            if second % _COLLECT_SECONDS == 0:
+                # what a cancelled statement leaves in a cycle holds its lock until then
+                gc.collect()
             async with store.read() as session:
                 known = {endpoint.id: endpoint for endpoint in await endpoints.list_endpoints(session)}
                 live = await replicas.live_replicas(session)
