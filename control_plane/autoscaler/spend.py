@@ -35,7 +35,7 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
                     for line in bill(await spending.stories_of(session, one, since, now), books, since, now)
                 ),
             )
-            for one in bound
+            for one in (*bound, *await spending.ended_endpoints(session, list(limits), since))
         ]
     whose = stopped(found, {tenant_id: _nano(limit) for tenant_id, limit in limits.items()})
     spent = {item.endpoint_id: item.spent_nano / NANO for item in found}

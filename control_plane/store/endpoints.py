@@ -335,14 +335,18 @@ async def last_event_id(session: AsyncSession) -> int:
 
 
 async def tidy(session: AsyncSession, before: float) -> None:
-    """Drop records older than `before` of what has ended: terminated replicas, measured starts."""
+    """Drop records older than `before` of what has ended: terminated replicas and their events, measured starts."""
+    await session.execute(delete(EventRow).where(EventRow.kind == "replica", EventRow.at < before))
     await session.execute(delete(ReplicaRow).where(ReplicaRow.terminated_at < before))
     await session.execute(delete(ColdStartRow).where(ColdStartRow.at < before))
 
 
 async def delete_events(session: AsyncSession, endpoint_id: str | None, before: float, limit: int) -> int:
-    """Delete at most `limit` events from before `before`, of one endpoint or all. Returns how many."""
-    doomed = select(EventRow.id).where(EventRow.at < before)
+    """Delete at most `limit` events from before `before`, of one endpoint or all. Returns how many.
+
+    Replicas' own changes stay, for as long as replicas do: money is counted by them, and they tell of no tenant.
+    """
+    doomed = select(EventRow.id).where(EventRow.at < before, EventRow.kind != "replica")
     if endpoint_id is not None:
         doomed = doomed.where(EventRow.endpoint_id == endpoint_id)
     gone = await session.execute(delete(EventRow).where(EventRow.id.in_(doomed.limit(limit))))

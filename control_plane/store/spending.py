@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from control_plane.domain import Endpoint, ReplicaState, Rung
 from control_plane.metering.bill import Story, rung_of
 from control_plane.store.database import touch
-from control_plane.store.endpoints import add_event, bump_routes
+from control_plane.store.endpoints import add_event, bump_routes, to_endpoint
 from control_plane.store.models import DriftRow, EndpointRow, EventRow, GenerationRow, ReplicaRow, TenantRow
 from control_plane.store.statements import insert_into
 
@@ -56,6 +56,12 @@ async def tenant_limits(session: AsyncSession) -> dict[str, float]:
     """By tenant id, where there is one."""
     rows = await session.execute(select(TenantRow.id, TenantRow.spend_limit).where(TenantRow.spend_limit.is_not(None)))
     return {tenant_id: float(limit) for tenant_id, limit in rows if limit is not None}
+
+
+async def ended_endpoints(session: AsyncSession, tenant_ids: Collection[str], since: float) -> list[Endpoint]:
+    """Endpoints of those tenants that were deleted since: what they cost was spent all the same."""
+    query = select(EndpointRow).where(EndpointRow.tenant_id.in_(tenant_ids), EndpointRow.deleted_at >= since)
+    return [to_endpoint(row) for row in await session.scalars(query)]
 
 
 async def set_stopped(session: AsyncSession, endpoint: Endpoint, stopped: bool, why: str, now: float) -> None:

@@ -140,6 +140,12 @@ def test_an_endpoint_that_has_cost_enough_stops_and_goes_on(fresh: Installation)
         # a tenant's limit stops all that is its
         admin.limit_tenant("default", {"spend_limit": 0.5})
         until(lambda: {state_of(admin, name) for name in ("costly", "other")} == {"paused"}, "both are stopped")
+        # who deletes what was spent on has spent it all the same
+        for name in ("costly", "other"):
+            admin.delete_endpoint(name)
+        until(lambda: not admin.endpoints(), "they are gone")
+        admin.create_endpoint({"name": "again", "region": "local-eu", "model": "fast"})
+        until(lambda: state_of(admin, "again") == "paused", "stopped from the first")
 
 
 async def test_drift_is_noted_until_both_sides_agree(store: Store) -> None:

@@ -240,7 +240,8 @@ class Cluster:
         for volume in spec["volumes"]:
             place = self.folder / name / volume["name"]
             place.mkdir(parents=True)
-            places[mounts[volume["name"]]] = str(place)
+            if volume["name"] != "scratch":  # /tmp is everybody's here
+                places[mounts[volume["name"]]] = str(place)
             if "secret" in volume:
                 for key, value in self.objects["secrets", volume["secret"]["secretName"]]["data"].items():
                     (place / key).write_bytes(base64.b64decode(value))
