@@ -299,6 +299,8 @@ class Description:
     phases: Mapping[str, float] = field(default_factory=dict)
     code: str | None = None
     message: str = ""
+    region: str | None = None
+    """Where the provider says that it runs; None where that follows from whom was asked."""
 
 
 @dataclass(frozen=True, slots=True)

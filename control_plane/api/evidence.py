@@ -95,7 +95,11 @@ class EvidenceOperations:
                     told = await self._describe(row.region, row.id)
             except (IngleError, KeyError, TimeoutError) as error:
                 return {"phase": None, "unknown": type(error).__name__}
-        return {"phase": str(told.phase), "address": None if told.address is None else str(told.address)}
+        return {
+            "phase": str(told.phase),
+            "address": None if told.address is None else str(told.address),
+            "region": told.region or row.region,
+        }
 
     def _replica(self, found: domain.Endpoint, row: ReplicaRow, word: Mapping[str, Any]) -> list[dict[str, Any]]:
         region = self._settings.region(row.region)
@@ -110,7 +114,7 @@ class EvidenceOperations:
             "ready_at": None if row.ready_at is None else iso(row.ready_at),
             "terminated_at": None if row.terminated_at is None else iso(row.terminated_at),
             "provider_says": dict(word),
-            **_residency(found, row.region),
+            **_residency(found, word.get("region") or row.region),
         }
         ended = row.state == ReplicaState.TERMINATED
         runs = word["phase"] not in (None, str(Phase.ABSENT))

@@ -187,6 +187,7 @@ def describe(
             Address(status["podIP"], own.port),
             startup_ms=float(line.get("startup_ms") or 0.0),
             phases={str(key): float(value) for key, value in phases.items()} if isinstance(phases, dict) else {},
+            region=found["metadata"]["labels"].get(REGION),
         )
     unscheduled = next(
         (

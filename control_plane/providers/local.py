@@ -225,6 +225,7 @@ class LocalProvider:
             address=Address(str(said["host"]), int(said["port"])),
             startup_ms=float(said.get("startup_ms") or 0.0),
             phases={str(k): float(v) for k, v in phases.items()} if isinstance(phases, dict) else {},
+            region=_text(_read_json(folder / "spec.json") or {}, "region", 63),
         )
 
     def _said(self, folder: Path) -> Mapping[str, Any]:

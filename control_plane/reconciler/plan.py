@@ -126,8 +126,13 @@ def backoff(failures: int, policy: Policy, jitter: float) -> float:
 
 
 def _step(draft: Draft, replica: Replica, seen: Seen, now: float, policy: Policy) -> None:
-    phase = seen.description.phase
-    if replica.state is ReplicaState.TERMINATING:
+    phase, where = seen.description.phase, seen.description.region
+    if where not in (None, replica.region) and replica.state is not ReplicaState.TERMINATING:
+        # its provider's word counts for more than our own record
+        message = f"its provider says that it runs in {where}, not in {replica.region}"
+        draft.end(replica, "residency_mismatch", message)
+        draft.fail(replica, "residency_mismatch", message, permanent=True)
+    elif replica.state is ReplicaState.TERMINATING:
         if phase is Phase.ABSENT:
             draft.change(replica, replica.reason_code, replica.reason, state=ReplicaState.TERMINATED, terminated_at=now)
         else:

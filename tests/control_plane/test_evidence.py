@@ -155,3 +155,20 @@ def test_the_provider_is_believed_over_our_records(fresh: Installation) -> None:
         contents = [json.loads(line)["content"] for line in admin.evidence("lying").lines]
     (said,) = [content for content in contents if content["kind"] == "disagreement"]
     assert (said["replica"], said["we_say"], said["provider_says"]) == (running, "terminated", "running")
+
+
+def test_a_replica_that_runs_elsewhere_is_ended_and_told_of(fresh: Installation) -> None:
+    """By its provider's word, whatever our own row says."""
+    fresh.up()
+    with fresh.admin() as admin:
+        create(admin, "astray", "fast", idle_timeout=600)
+        (replica,) = replica_pids(fresh)
+        file = fresh.home / "replicas" / replica / "spec.json"
+        file.write_text(file.read_text().replace('"local-eu"', '"local-me"'))
+        until(lambda: admin.endpoint("astray").reason.code == "residency_mismatch", "it is seen")
+        until(lambda: not replica_pids(fresh), "and ended")
+        (event,) = [
+            one for one in admin.events("astray") if one.replica == replica and one.code and one.state == "terminating"
+        ]
+        assert "runs in local-me, not in local-eu" in event.message
+        assert state_of(admin, "astray") == "failed"

@@ -95,6 +95,17 @@ def test_a_machine_that_is_taken_back_is_drained_and_replaced() -> None:
     assert any(isinstance(action, Launch) for action in actions)
 
 
+@pytest.mark.parametrize("state", [S.STARTING, S.READY, S.RESTING])
+def test_one_that_runs_elsewhere_by_its_providers_word_is_ended(state: ReplicaState) -> None:
+    elsewhere = Seen(replace(RUNNING, region="us-1"), healthy=True, busy=0)
+    actions = decide(endpoint(), (replica(state), elsewhere))
+    assert Terminate("r1") in actions
+    (ended,) = [action for action in actions if isinstance(action, ChangeReplica)]
+    assert ended.reason_code == "residency_mismatch"
+    (written,) = [action.changes for action in actions if isinstance(action, ChangeEndpoint)]
+    assert written["failed_generation"] == 1, "and nothing is started again before somebody looked"
+
+
 def test_nothing_to_do_is_no_action() -> None:
     assert decide(endpoint(), (replica(), UP)) == []
     idle = endpoint(desired_replicas=0, state=EndpointState.ZERO, reason="no replica runs; the next request starts one")
