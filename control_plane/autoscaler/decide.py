@@ -34,6 +34,7 @@ class Aim:
 
 
 AIM = Aim()
+_NO_LOAD = Load(0, 0, 0.0)
 _REPORTED_LATE = 2.0
 """Seconds by which the end of a request may be heard of late: it doesn't undo a sleep that was asked for after it."""
 
@@ -69,9 +70,11 @@ def decide(
 ) -> Decision:
     """Notes `load` in `memory`, and decides. Times in `endpoint`, `load` and `replicas` are of the clock of `now`."""
     memory.note(load.total, now)
+    if load.held:
+        memory.held_at = now
     floor = minimum(endpoint, now)
     if load.total == 0:
-        quiet = _quiet(endpoint, load, replicas, floor, now)
+        quiet = _quiet(endpoint, load, memory, replicas, floor, now)
         if quiet is not None:
             memory.panic_at = None
             memory.forget_wanted()
@@ -111,10 +114,13 @@ def within(window: Window, now: float) -> bool:
     )
 
 
-def _quiet(endpoint: Endpoint, load: Load, replicas: Sequence[Replica], floor: Decision, now: float) -> Decision | None:
+def _quiet(
+    endpoint: Endpoint, load: Load, memory: Memory, replicas: Sequence[Replica], floor: Decision, now: float
+) -> Decision | None:
     """For an endpoint without work: zero or its minimum where its time has come; None while it isn't idle for long."""
     active_at = last_activity(endpoint, load, replicas)
-    if endpoint.sleep_at >= endpoint.wake_at and endpoint.sleep_at >= active_at - _REPORTED_LATE:
+    asked_at = max(last_activity(endpoint, _NO_LOAD, replicas), memory.held_at, load.last_finished_at - _REPORTED_LATE)
+    if endpoint.sleep_at >= asked_at:
         return floor if floor.replicas else Decision(0, "put to sleep", "sleep")
     if any(_starts(replica) for replica in replicas):
         return None

@@ -53,7 +53,10 @@ class Memory:
     Survives restarts by `dump` and `load`, whose times are ages, since another process has another clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: float = SLOW_SECONDS) -> None:
+        self._keep = keep
+        self.held_at = float("-inf")
+        """When somebody was last seen to be held."""
         self._loads: deque[tuple[float, int]] = deque()
         """When the load became what it was then; the first one may have begun before the window."""
         self._wanted: deque[tuple[float, int]] = deque()
@@ -62,7 +65,7 @@ class Memory:
     def note(self, load: int, now: float) -> None:
         if not self._loads or self._loads[-1][1] != load:
             self._loads.append((now, load))
-        while len(self._loads) > 1 and self._loads[1][0] <= now - SLOW_SECONDS:
+        while len(self._loads) > 1 and self._loads[1][0] <= now - self._keep:
             self._loads.popleft()
         if len(self._loads) > _MOST_CHANGES:
             self._thin()
@@ -92,7 +95,7 @@ class Memory:
         while self._wanted and self._wanted[-1][1] <= wanted:
             self._wanted.pop()
         self._wanted.append((now, wanted))
-        while self._wanted[0][0] < now - SLOW_SECONDS:
+        while self._wanted[0][0] < now - self._keep:
             self._wanted.popleft()
         return self._wanted[0][1]
 

@@ -138,4 +138,10 @@ async def test_events_are_deleted_when_their_endpoint_says_so_and_hours_stay(sto
     async with store.read() as session:
         hours = await usage.usage_summary(session, since=0, until=now)
         assert sum(row["requests"] for row in hours) == 12
-        assert [e.message for e in await endpoints.list_events(session)] == ["two days old"]
+        kept = await endpoints.list_events(session)
+        assert [e.message for e in kept if e.kind != "retention"] == ["two days old"]
+        told = {e.message for e in kept if e.kind == "retention"}
+        assert told == {
+            "3 usage events, 2 endpoint events older than 86400 s",
+            "1 usage events, 1 endpoint events older than 1.728e+07 s",
+        }

@@ -102,7 +102,7 @@ def test_a_full_queue_is_refused_at_once(fresh: Installation) -> None:
 def test_a_hold_ends_after_max_wait_with_a_measured_retry_after(fresh: Installation) -> None:
     program = fresh.up()
     with fresh.admin() as client:
-        create(client, "chat", "fast+start-2500ms", idle_timeout=600, max_wait=0.5)
+        create(client, "chat", "fast+start-2500ms", idle_timeout=600, max_wait=0.5, warmth="cold")
         sleep(client, "chat")
         with fresh.tenant(program.facts["gateways"]["local-eu"], program.facts["key"]) as tenant:
             reply = tenant.post(CHAT, json=chat(model="chat"))

@@ -41,7 +41,7 @@ class Knative:
         self._each = target * self.UTILIZATION
         self._after = max(self.GRACE, retention)
         self._most = max_replicas
-        self._memory = Memory()
+        self._memory = Memory(60.0)
         self._panic_at: float | None = None
         self._panic_most = 0
         self._zero_since: float | None = None
