@@ -70,8 +70,7 @@ def decide(
 ) -> Decision:
     """Notes `load` in `memory`, and decides. Times in `endpoint`, `load` and `replicas` are of the clock of `now`."""
     memory.note(load.total, now)
-    if load.held:
-        memory.held_at = now
+    memory.held_at = max(memory.held_at, load.held_at)
     floor = minimum(endpoint, now)
     if load.total == 0:
         quiet = _quiet(endpoint, load, memory, replicas, floor, now)

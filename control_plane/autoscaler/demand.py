@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from control_plane.domain import Demand, Endpoint, Replica
@@ -21,6 +21,8 @@ class Load:
     in_flight: int
     held: int
     last_finished_at: float
+    held_at: float = field(default=float("-inf"), compare=False)
+    """When a gateway last said that it holds somebody."""
 
     @property
     def total(self) -> int:
@@ -36,15 +38,17 @@ def combine(reports: Sequence[Demand], replicas: Sequence[Replica], now: float, 
     """
     in_flight = held = 0
     last = 0.0
+    held_at = float("-inf")
     for report in reports:
         last = max(last, report.last_finished_at)
         if now - report.reported_at <= stale_after:
             in_flight += report.in_flight
             held += report.held
+            held_at = max(held_at, report.reported_at) if report.held else held_at
         elif report.in_flight or report.held:
             last = max(last, report.reported_at)
     busy = sum(replica.busy for replica in replicas)
-    return Load(max(in_flight, busy), held, last)
+    return Load(max(in_flight, busy), held, last, held_at)
 
 
 class Memory:
