@@ -141,6 +141,7 @@ class Reconciler:
         Returns whether a replica is on its way up or down.
         """
         await self._renew()
+        worked_on, read_at = set(self._working), self._monotonic()
         async with self._store.read() as session:
             known = await endpoint_store.list_endpoints(session)
             by_endpoint: dict[str, list[Replica]] = {}
@@ -151,9 +152,10 @@ class Reconciler:
             for endpoint in known
             if endpoint.region in self._providers and (_restless(endpoint) or endpoint.id in by_endpoint)
         ]
-        read_at = self._monotonic()
         for endpoint in work:
-            self._start(endpoint.id, self._one(prober, endpoint, by_endpoint.get(endpoint.id, []), read_at))
+            # what was read while it was worked on may be from before that work's own writes
+            own = None if endpoint.id in worked_on else by_endpoint.get(endpoint.id, [])
+            self._start(endpoint.id, self._one(prober, endpoint, own, read_at))
         live = [replica for own in by_endpoint.values() for replica in own]
         self._steady.keep(
             [(replica.id, name) for replica in live for name in _STAMPS] + [(endpoint.id, "retry") for endpoint in work]
@@ -173,11 +175,12 @@ class Reconciler:
         task = self._working[name] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._working.pop(name, None))
 
-    async def _one(self, prober: Prober, endpoint: Endpoint, own: list[Replica], read_at: float) -> None:
+    async def _one(self, prober: Prober, endpoint: Endpoint, own: list[Replica] | None, read_at: float) -> None:
+        """`endpoint` and `own` were read at `read_at`; where they can't be worked by, they are read again."""
         async with self._slots:
             try:
                 lease = self._held(endpoint.id)
-                if lease is not None and self._monotonic() - read_at < _FRESH_SECONDS:
+                if lease is not None and own is not None and self._monotonic() - read_at < _FRESH_SECONDS:
                     await self._reconcile(prober, lease, endpoint, own)
                     return
                 if lease is None:

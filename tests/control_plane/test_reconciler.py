@@ -257,3 +257,29 @@ async def test_a_stop_that_cannot_reach_the_provider_ends(world: World) -> None:
     world.cloud.silent = True
     await end_all(world.store, {"local-eu": world.cloud}, within=0.2)
     assert [replica.state for replica in await world.replicas()] == [ReplicaState.READY]
+
+
+async def test_rows_that_were_read_while_an_endpoint_was_worked_on_start_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first work writes its intent after the second tick has read, and before that tick's own work begins."""
+    await make_endpoint(world.store)
+    controller = world.controller(timing=TIMING.model_copy(update={"tick": 0.05}))
+    go_on, by_id, live = asyncio.Event(), endpoints.get_endpoint_by_id, replicas.live_replicas
+
+    async def held_up(*arguments: Any) -> Endpoint | None:
+        await go_on.wait()
+        return await by_id(*arguments)
+
+    async def read_before(session: Any, ids: Any = None) -> list[Replica]:
+        found = await live(session, ids)
+        if ids is None and controller._working:
+            go_on.set()
+            await asyncio.gather(*controller._working.values())
+        return found
+
+    monkeypatch.setattr(endpoints, "get_endpoint_by_id", held_up)
+    monkeypatch.setattr(replicas, "live_replicas", read_before)
+    await world.turn(controller, seconds=0.1, times=3)
+    assert len(world.cloud.created) == 1
+    assert len(await world.replicas()) == 1
