@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from sqlalchemy import Connection, event, func, select
@@ -160,19 +160,33 @@ def sync_url(url: str) -> str:
     return url.replace("sqlite+aiosqlite:", "sqlite:", 1)
 
 
+class _Connection(sqlite3.Connection):
+    """Ends its transaction before it closes.
+
+    SQLite keeps a connection that closes with an unfinished statement, and its lock, until that statement is collected:
+    a write that was cancelled would keep all others out.
+    """
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self.rollback()
+        super().close()
+
+
 def _engine(url: str) -> AsyncEngine:
     try:
         parsed = make_url(url)
         if parsed.drivername == "sqlite+aiosqlite":
-            engine = create_async_engine(parsed, connect_args={"timeout": TIMEOUT}, pool_size=8, pool_timeout=TIMEOUT)
+            options = {"timeout": TIMEOUT, "factory": _Connection}
+            engine = create_async_engine(parsed, connect_args=options, pool_size=8, pool_timeout=TIMEOUT)
             event.listen(engine.sync_engine, "connect", _set_up_sqlite)
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             return engine
         if parsed.drivername == "postgresql+psycopg":
-            options = f"-c statement_timeout={int(TIMEOUT * 1000)} -c lock_timeout={int(TIMEOUT * 1000)}"
+            limits = f"-c statement_timeout={int(TIMEOUT * 1000)} -c lock_timeout={int(TIMEOUT * 1000)}"
             return create_async_engine(
                 parsed,
-                connect_args={"connect_timeout": int(TIMEOUT), "options": options},
+                connect_args={"connect_timeout": int(TIMEOUT), "options": limits},
                 pool_pre_ping=True,
                 pool_size=8,
                 pool_timeout=TIMEOUT,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -346,4 +347,32 @@ async def test_other_processes_hear_of_a_commit(store: Store) -> None:
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
+        await other.close()
+
+
+async def test_a_write_that_is_cancelled_anywhere_keeps_nobody_out(store: Store) -> None:
+    """As a time-out, a client that leaves or a stop cancels it; what it leaves behind is collected late or never."""
+    endpoint = await make_endpoint(store)
+    other = Store(store.engine.url.render_as_string(hide_password=False))
+
+    async def write() -> None:
+        async with store.write() as session:
+            await leases.take_lease(session, endpoint.id, "me", 100.0, 5.0)
+            await endpoints.bump_routes(session)
+            await leases.take_lease(session, endpoint.id, "me", 100.0, 5.0)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for steps in range(160):
+            task = asyncio.create_task(write())
+            for _ in range(steps % 40):
+                await asyncio.sleep(0)
+            await asyncio.sleep(steps // 40 * 0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            async with other.write() as session:
+                await endpoints.bump_routes(session)
+    finally:
+        gc.enable()
         await other.close()

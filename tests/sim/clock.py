@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import selectors
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator
@@ -98,8 +97,6 @@ class Process:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # connections in cycles hold their locks until they are collected, and memory alone must not say when that is
-        gc.collect()
 
     def check(self) -> None:
         if self.dead:
