@@ -59,7 +59,8 @@ def plan(
         if replica.id in seen:
             _step(draft, replica, seen[replica.id], now, policy)
     written: dict[str, Any] = {}
-    if draft.failure is not None:
+    if draft.failure is not None and not (endpoint.paused or endpoint.deleting):
+        # what fails while it is wound down speaks against nothing
         written = _count(endpoint, draft.failure, now, policy, jitter)
     elif endpoint.failures and _stable(endpoint, draft.replicas, now, policy):
         written = {"failures": 0, "retry_at": 0.0}
@@ -110,6 +111,9 @@ def after_failure(
     """What to write of a failure: when to try again, or that this generation is given up on."""
     failures = endpoint.failures + 1
     give_up = fresh and (permanent or (failures >= policy.max_failures and code not in PATIENT_REASONS))
+    if endpoint.given_up and not fresh:
+        # why the change failed is what an operator must see; what serves on in its place has events of its own
+        code, message = endpoint.reason_code or code, endpoint.reason
     return {
         "failures": failures,
         "retry_at": now + backoff(failures, policy, jitter),

@@ -106,6 +106,27 @@ def test_one_that_runs_elsewhere_by_its_providers_word_is_ended(state: ReplicaSt
     assert written["failed_generation"] == 1, "and nothing is started again before somebody looked"
 
 
+def test_why_a_change_failed_outlives_trouble_with_what_serves_in_its_place() -> None:
+    fallen = endpoint(
+        generation=2, runtime_generation=2, model="bad", stable_generation=1, failed_generation=2, failures=1,
+        state=EndpointState.DEGRADED, reason_code="model_not_found", reason="no such model",
+    )  # fmt: skip
+    actions = decide(fallen, (replica(generation=1), EXITED))
+    (changes,) = [action.changes for action in actions if isinstance(action, ChangeEndpoint)]
+    assert changes["failures"] == 2
+    assert changes.get("reason_code", fallen.reason_code) == "model_not_found"
+    assert changes.get("reason", fallen.reason).startswith("no such model")
+    assert "failed_generation" not in changes
+
+
+@pytest.mark.parametrize("winding", [{"paused": True}, {"deleting": True}])
+def test_what_fails_while_it_is_wound_down_speaks_against_nothing(winding: dict[str, bool]) -> None:
+    actions = decide(endpoint(**winding), (replica(S.STARTING), BAD_MODEL))
+    changes = [action.changes for action in actions if isinstance(action, ChangeEndpoint)]
+    assert not [one for one in changes if "failures" in one or "failed_generation" in one]
+    assert Terminate("r1") in actions
+
+
 def test_nothing_to_do_is_no_action() -> None:
     assert decide(endpoint(), (replica(), UP)) == []
     idle = endpoint(desired_replicas=0, state=EndpointState.ZERO, reason="no replica runs; the next request starts one")
