@@ -59,10 +59,13 @@ class EvidenceOperations:
              "region": found.region, "model": one.spec["model"], "gpu": one.spec["gpu"]}
             for one in reversed(asked)
         ]  # fmt: skip
+        if len(asked) == _GENERATIONS or len(rows) == evidence.MOST_REPLICAS:
+            records.append({"kind": "cut", "generations": len(asked), "replicas": len(rows),
+                            "what": "no more are told: the newest generations, the oldest replicas"})  # fmt: skip
         for row, word in zip(rows, said, strict=True):
             records += self._replica(found, row, word)
         records += [{"kind": "traffic", **entry, **_residency(found, entry["region"])} for entry in traffic]
-        records.append({"kind": "kept", "retention_seconds": found.retention, "prompts": "never", **kept})
+        records.append({"kind": "kept", "retention_seconds": found.retention, **kept})
         records += [{"kind": "deleted", "at": iso(row.at), "what": row.message} for row in deletions]
         records += [
             {"kind": "change", "at": iso(row.at), "actor": row.actor, "action": row.action, "audit_seq": row.seq,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from control_plane.domain import Endpoint
-from control_plane.metering.bill import Spending, bill, month_start, stopped
+from control_plane.metering.bill import Bound, Spending, bill, bounds, month_start
 from control_plane.metering.prices import NANO
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
@@ -15,14 +15,9 @@ from control_plane.store.database import Store
 
 async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> None:
     """Look at every endpoint that has a bound, or whose tenant has. Raises StoreUnavailable."""
-    for one in known:
-        if one.spend_limit is None:
-            metrics.spend_used.labels(one.region, one.name).set(0.0)
     async with store.read() as session:
         limits = await spending.tenant_limits(session)
         bound = [one for one in known if one.spend_limit is not None or one.tenant_id in limits or one.stopped]
-        if not bound:
-            return
         books = await prices.list_books(session)
         since = month_start(now)
         found = [
@@ -37,23 +32,22 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
             )
             for one in (*bound, *await spending.ended_endpoints(session, list(limits), since))
         ]
-    whose = stopped(found, {tenant_id: _nano(limit) for tenant_id, limit in limits.items()})
-    spent = {item.endpoint_id: item.spent_nano / NANO for item in found}
-    for one in bound:
-        share = spent[one.id] / one.spend_limit if one.spend_limit else 0.0
-        metrics.spend_used.labels(one.region, one.name).set(share)
-        if (one.id in whose) is not one.stopped:
-            await _write(store, one, whose, spent[one.id], now)
+    first = bounds(found, {tenant_id: round(limit * NANO) for tenant_id, limit in limits.items()})
+    for one in known:
+        nearest = first.get(one.id)
+        metrics.spend_used.labels(one.region, one.name).set(nearest.share if nearest else 0.0)
+        stops = nearest is not None and nearest.reached
+        if stops is not one.stopped:
+            await _write(store, one, nearest if stops else None, now)
 
 
-async def _write(store: Store, one: Endpoint, whose: Mapping[str, str], spent: float, now: float) -> None:
-    stops = one.id in whose
-    why = (
-        f"stopped: the {whose[one.id]}'s spend limit is reached, {spent:.4f} this month" if stops else "may spend again"
-    )
+async def _write(store: Store, one: Endpoint, reached: Bound | None, now: float) -> None:
+    why = "may spend again"
+    if reached is not None:
+        why = f"stopped: the {reached.whose}'s spend limit is reached, {reached.spent_nano / NANO:.4f} this month"
     async with store.write() as session:
-        await spending.set_stopped(session, one, stops, why, now)
-    event("endpoint.spend", endpoint=one.name, stopped=stops, spent=round(spent, 6))
+        await spending.set_stopped(session, one, reached is not None, why, now)
+    event("endpoint.spend", endpoint=one.name, stopped=reached is not None)
 
 
 def _nano(limit: float | None) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import Literal
 
 from control_plane.domain import Rung
 from control_plane.metering.prices import NANO, PriceBook, in_force
@@ -89,16 +90,34 @@ class Spending:
     spent_nano: int
 
 
-def stopped(spending: Sequence[Spending], tenant_limits: Mapping[str, int | None]) -> dict[str, str]:
-    """Endpoints that may not spend more, with whose bound that is: `endpoint` or `tenant`."""
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The bound that an endpoint comes to first: whose it is, what was spent of it, and how much it is."""
+
+    whose: Literal["endpoint", "tenant"]
+    spent_nano: int
+    limit_nano: int
+
+    @property
+    def reached(self) -> bool:
+        return self.spent_nano >= self.limit_nano
+
+    @property
+    def share(self) -> float:
+        return self.spent_nano / self.limit_nano
+
+
+def bounds(spending: Sequence[Spending], tenant_limits: Mapping[str, int]) -> dict[str, Bound]:
+    """By endpoint, where it or its tenant has a bound."""
     by_tenant: dict[str, int] = {}
     for item in spending:
         by_tenant[item.tenant_id] = by_tenant.get(item.tenant_id, 0) + item.spent_nano
-    found: dict[str, str] = {}
+    found: dict[str, Bound] = {}
     for item in spending:
+        own = [] if item.limit_nano is None else [Bound("endpoint", item.spent_nano, item.limit_nano)]
         theirs = tenant_limits.get(item.tenant_id)
-        if item.limit_nano is not None and item.spent_nano >= item.limit_nano:
-            found[item.endpoint_id] = "endpoint"
-        elif theirs is not None and by_tenant[item.tenant_id] >= theirs:
-            found[item.endpoint_id] = "tenant"
+        if theirs is not None:
+            own.append(Bound("tenant", by_tenant[item.tenant_id], theirs))
+        if own:
+            found[item.endpoint_id] = max(own, key=lambda bound: bound.share)
     return found

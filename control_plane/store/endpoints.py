@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -265,23 +265,30 @@ async def request_sleep(session: AsyncSession, name: str, now: float) -> Endpoin
 
 async def set_desired(session: AsyncSession, endpoint: Endpoint, desired: int, why: str, now: float) -> bool:
     """Write the autoscaler's decision, unless the endpoint changed since it was read."""
+    as_read = (EndpointRow.wake_at == endpoint.wake_at, EndpointRow.desired_replicas == endpoint.desired_replicas)
+    if not await write_unless_changed(session, endpoint, as_read, desired_replicas=desired):
+        return False
+    add_event(session, endpoint, now, "scaled", None, f"{endpoint.desired_replicas} → {desired} replicas: {why}")
+    return True
+
+
+async def write_unless_changed(
+    session: AsyncSession, endpoint: Endpoint, as_read: Sequence[ColumnElement[bool]], **values: Any
+) -> bool:
+    """Write what was decided by an endpoint as it was read: returns whether it still is so."""
     result = await session.execute(
         update(EndpointRow)
         .where(
             EndpointRow.id == endpoint.id,
             EndpointRow.generation == endpoint.generation,
-            EndpointRow.wake_at == endpoint.wake_at,
-            EndpointRow.desired_replicas == endpoint.desired_replicas,
             EndpointRow.deleted_at.is_(None),
+            *as_read,
         )
-        .values(desired_replicas=desired)
+        .values(**values)
         .returning(EndpointRow.id)
     )
-    if result.scalar_one_or_none() is None:
-        return False
-    add_event(session, endpoint, now, "scaled", None, f"{endpoint.desired_replicas} → {desired} replicas: {why}")
     touch(session, "endpoints")
-    return True
+    return result.scalar_one_or_none() is not None
 
 
 async def write_observed(session: AsyncSession, endpoint: Endpoint, changes: Mapping[str, Any], now: float) -> None:

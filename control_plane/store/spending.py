@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import case, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, ReplicaState, Rung
@@ -110,7 +110,9 @@ async def note_drift(session: AsyncSession, regions: Collection[str], owned: Col
     for (replica_id, kind), (region, endpoint_id, state) in found.items():
         values = {"region": region, "endpoint_id": endpoint_id, "we_say": state, "seen_at": now, "settled_at": None}
         statement = insert_into(session, DriftRow).values(replica_id=replica_id, kind=kind, since=now, **values)
-        await session.execute(statement.on_conflict_do_update(index_elements=["replica_id", "kind"], set_=values))
+        began = case((DriftRow.settled_at.is_not(None), now), else_=DriftRow.since)  # one that comes back is another
+        changes = {**values, "since": began}
+        await session.execute(statement.on_conflict_do_update(index_elements=["replica_id", "kind"], set_=changes))
     if found or open_rows:
         kept = select(DriftRow.since).order_by(DriftRow.since.desc()).offset(DRIFT_KEPT).limit(1)
         oldest = await session.scalar(kept)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, Rung
-from control_plane.store.database import touch
-from control_plane.store.endpoints import add_event
+from control_plane.store.endpoints import add_event, write_unless_changed
 from control_plane.store.models import ColdStartRow, EndpointRow, UsageRow, WakeRow
 from control_plane.warmth import Way
 
@@ -57,21 +56,10 @@ async def hot_first_tokens(session: AsyncSession, endpoint_id: str) -> list[floa
 
 async def set_warmth(session: AsyncSession, endpoint: Endpoint, rung: Rung, why: str, now: float) -> bool:
     """Write a choice by what was measured, unless the endpoint changed since it was read."""
-    found = await session.execute(
-        update(EndpointRow)
-        .where(
-            EndpointRow.id == endpoint.id,
-            EndpointRow.generation == endpoint.generation,
-            EndpointRow.warmth == endpoint.warmth,
-            EndpointRow.warmth_by_wait.is_(True),
-        )
-        .values(warmth=rung)
-        .returning(EndpointRow.id)
-    )
-    if found.scalar_one_or_none() is None:
+    as_read = (EndpointRow.warmth == endpoint.warmth, EndpointRow.warmth_by_wait.is_(True))
+    if not await write_unless_changed(session, endpoint, as_read, warmth=rung):
         return False
     add_event(session, endpoint, now, "warmth", None, f"{endpoint.warmth} → {rung}: {why}")
-    touch(session, "endpoints")
     return True
 
 

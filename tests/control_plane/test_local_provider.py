@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from control_plane.domain import Description, Phase, ReplicaSpec
@@ -54,46 +53,6 @@ async def gone(provider: LocalProvider, replica_id: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_replica_starts_answers_drains_and_goes(provider: LocalProvider, tmp_path: Path) -> None:
-    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
-    await provider.ensure(spec("rep_a"))
-    running = await becomes(provider, "rep_a", Phase.RUNNING)
-    assert running.phases.keys() == {"load"}
-    assert await provider.list_owned() == ["rep_a"]
-    url = f"http://{running.address}/v1/chat/completions"
-    headers = {"Authorization": f"Bearer {load_secret(tmp_path).replica_token('rep_a')}"}
-    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
-    async with aiohttp.ClientSession() as session:
-        async with session.post(url, json=body) as response:
-            assert response.status == 401
-        async with session.post(url, json=body, headers=headers) as response:
-            assert response.status == 200
-        await provider.drain("rep_a")
-        async with session.post(url, json=body, headers=headers) as response:
-            assert response.status == 503
-    assert any("starting" in line for line in provider.logs("rep_a", 10)[0])
-    await gone(provider, "rep_a")
-    assert await provider.list_owned() == []
-    await provider.ensure(spec("rep_a"))  # an id is started once, ever
-    assert (await provider.describe("rep_a")).phase is Phase.ABSENT
-
-
-async def test_ensure_starts_one_process_however_often_it_is_called(provider: LocalProvider, tmp_path: Path) -> None:
-    other = make(tmp_path)
-    await asyncio.gather(*(one.ensure(spec("rep_a")) for one in (provider, other) * 4))
-    assert len(marked("INGLE_REPLICA", "rep_a")) == 1
-
-
-async def test_a_replica_is_found_again_by_the_next_control_plane(provider: LocalProvider, tmp_path: Path) -> None:
-    await provider.ensure(spec("rep_a", "child"))
-    before = await becomes(provider, "rep_a", Phase.RUNNING)
-    later = make(tmp_path)
-    assert await later.describe("rep_a") == before
-    assert await later.list_owned() == ["rep_a"]
-    await gone(later, "rep_a")
-    assert marked("INGLE_REPLICA", "rep_a") == []  # its child too
-
-
 async def test_a_start_that_was_not_written_down_is_adopted(provider: LocalProvider, tmp_path: Path) -> None:
     await provider.ensure(spec("rep_a"))
     await becomes(provider, "rep_a", Phase.RUNNING)
@@ -103,18 +62,6 @@ async def test_a_start_that_was_not_written_down_is_adopted(provider: LocalProvi
     await later.ensure(spec("rep_a"))
     assert len(marked("INGLE_REPLICA", "rep_a")) == 1
     await becomes(later, "rep_a", Phase.RUNNING)
-
-
-async def test_a_killed_leader_is_seen_at_once_and_its_children_go_too(provider: LocalProvider) -> None:
-    await provider.ensure(spec("rep_a", "child"))
-    await becomes(provider, "rep_a", Phase.RUNNING)
-    leader, child = sorted(marked("INGLE_REPLICA", "rep_a"))
-    os.kill(leader, signal.SIGKILL)
-    assert "signal 9" in (await becomes(provider, "rep_a", Phase.EXITED)).message
-    assert start_time(child) is not None
-    assert await provider.list_owned() == ["rep_a"]
-    await gone(provider, "rep_a")
-    assert start_time(child) is None
 
 
 async def test_a_reused_pid_is_not_taken_for_the_replica(provider: LocalProvider, tmp_path: Path) -> None:
@@ -143,13 +90,6 @@ async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path
     assert marked("INGLE_REPLICA", "rep_a")
     await gone(provider, "rep_a")
     assert marked("INGLE_REPLICA", "rep_a") == []
-
-
-async def test_a_failed_start_says_why(provider: LocalProvider) -> None:
-    await provider.ensure(spec("rep_a", "bad"))
-    failed = await becomes(provider, "rep_a", Phase.FAILED)
-    assert failed.code == "model_not_found"
-    assert "name one that exists" in failed.message
 
 
 async def test_what_cannot_be_started_is_said(provider: LocalProvider, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.domain import Rung
-from control_plane.metering.bill import Line, Spending, Story, bill, month_start, rung_of, stopped
-from control_plane.metering.prices import PriceBook
+from control_plane.metering.bill import Line, Spending, Story, bill, bounds, month_start, rung_of
+from control_plane.metering.prices import NANO, PriceBook
 from control_plane.store import replicas, spending
 from control_plane.store.database import Store
 from tests.control_plane.harness import Installation, chat, create, ingle, state_of, until
@@ -88,17 +88,21 @@ def test_what_a_change_of_state_tells(state: str, code: str | None, rung: Rung |
     ("spent", "limits", "tenants", "expected"),
     [
         ([5, 5], [None, None], {}, {}),
-        ([5, 5], [5, 6], {}, {"e0": "endpoint"}),
-        ([5, 5], [6, 6], {"t": 10}, {"e0": "tenant", "e1": "tenant"}),
-        ([5, 5], [6, 6], {"t": 11}, {}),
-        ([0, 5], [None, 5], {"t": None}, {"e1": "endpoint"}),
+        ([5, 5], [5, 6], {}, {"e0": ("endpoint", True, 1.0), "e1": ("endpoint", False, 5 / 6)}),
+        ([5, 5], [6, 6], {"t": 10}, {"e0": ("tenant", True, 1.0), "e1": ("tenant", True, 1.0)}),
+        ([5, 5], [6, None], {"t": 20}, {"e0": ("endpoint", False, 5 / 6), "e1": ("tenant", False, 0.5)}),
+        ([0, 5], [None, 5], {"other": 1}, {"e1": ("endpoint", True, 1.0)}),
     ],
 )
-def test_who_may_not_spend_more(
-    spent: list[int], limits: list[int | None], tenants: Mapping[str, int | None], expected: dict[str, str]
+def test_the_bound_that_comes_first(
+    spent: list[int],
+    limits: list[int | None],
+    tenants: Mapping[str, int],
+    expected: dict[str, tuple[str, bool, float]],
 ) -> None:
     parts = [Spending(f"e{n}", "t", limit, cost) for n, (cost, limit) in enumerate(zip(spent, limits, strict=True))]
-    assert stopped(parts, tenants) == expected
+    found = {name: (one.whose, one.reached, one.share) for name, one in bounds(parts, tenants).items()}
+    assert found == expected
 
 
 def test_a_month_is_utcs() -> None:
@@ -128,7 +132,7 @@ def test_an_endpoint_that_has_cost_enough_stops_and_goes_on(fresh: Installation)
         assert any("spend limit is reached" in event.message for event in admin.events("costly"))
         lines = admin.cost_lines(endpoint="costly")
         (total,) = [cost.replicas_cost for cost in admin.cost(endpoint="costly")]
-        assert sum(line.amount for line in lines) == pytest.approx(total, abs=1e-9)
+        assert sum(round(line.amount * NANO) for line in lines) == round(total * NANO), "to the billionth"
         assert total >= 2.0
         table = ingle(fresh.home, "cost", "--by-replica", "--endpoint", "costly")
         assert lines[0].replica in table.stdout
@@ -177,6 +181,8 @@ async def test_drift_is_noted_until_both_sides_agree(store: Store) -> None:
     async with store.read() as session:
         assert {row.settled_at for row in await spending.list_drift(session, 10)} == {104.0}
     assert await look(["rep_1", "rep_2"], 105.0) == ["rep_2"], "it is drift anew"
+    async with store.read() as session:
+        assert [(row.replica_id, row.since) for row in await spending.list_drift(session, 1)] == [("rep_2", 105.0)]
 
 
 def test_drift_is_told(fresh: Installation) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.config import AwsSettings
-from control_plane.domain import Description, Phase, ReplicaSpec
 from control_plane.providers.aws import AwsProvider
 from tests.contract.providers.aws_machines import Machines
 from tests.contract.providers.aws_proxy import AwsProxy
@@ -95,21 +93,3 @@ def deployed(aws: Aws) -> dict[str, str]:
     formation.get_waiter("stack_create_complete").wait(StackName="ingle", WaiterConfig={"Delay": 1, "MaxAttempts": 20})
     (stack,) = formation.describe_stacks(StackName="ingle")["Stacks"]
     return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
-
-
-def spec(replica_id: str, *, gpu: str | None = None) -> ReplicaSpec:
-    return ReplicaSpec(replica_id, "chat", "eu-1", "fast", gpu=gpu)
-
-
-async def becomes(provider: AwsProvider, replica_id: str, phase: Phase) -> Description:
-    async with asyncio.timeout(30):
-        while (found := await provider.describe(replica_id)).phase is not phase:
-            await asyncio.sleep(0.05)
-    return found
-
-
-async def gone(provider: AwsProvider, replica_id: str) -> None:
-    async with asyncio.timeout(30):
-        while (await provider.describe(replica_id)).phase is not Phase.ABSENT:
-            await provider.terminate(replica_id)
-            await asyncio.sleep(0.05)

@@ -12,8 +12,9 @@ from control_plane.domain import Phase
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_marks import Marks
-from tests.contract.providers.aws_cloud import Cloud, MakeAws, gone, spec
+from tests.contract.providers.aws_cloud import Cloud, MakeAws
 from tests.contract.providers.aws_proxy import Fault
+from tests.contract.providers.common import gone, spec
 
 
 def asked(cloud: Cloud) -> list[tuple[str, str]]:

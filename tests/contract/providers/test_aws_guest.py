@@ -15,9 +15,10 @@ from control_plane.errors import ProviderError
 from control_plane.providers.aws_sight import UNSAID, report_of
 from control_plane.security.aws import aws_client
 from control_plane.security.secret import load_secret
-from tests.contract.providers.aws_cloud import Cloud, MakeAws, becomes, gone, spec
+from tests.contract.providers.aws_cloud import Cloud, MakeAws
 from tests.contract.providers.aws_machines import Machines
 from tests.contract.providers.aws_proxy import Fault
+from tests.contract.providers.common import becomes, gone, spec
 
 
 async def test_tokens_are_in_no_request_but_the_secrets_own(

@@ -24,12 +24,10 @@ from control_plane.providers.base import Provider
 from control_plane.providers.kubernetes import KubernetesProvider
 from control_plane.providers.processes import MARK, marked
 from control_plane.security.secret import load_secret
+from tests.contract.providers.common import becomes, gone, spec
 from tests.contract.providers.conftest import COMMAND, GRACE, Ground
 from tests.contract.providers.kube_api import VERSION, Cluster
 from tests.contract.providers.test_contract import (  # noqa: F401 - they run here, on this file's ground
-    becomes,
-    gone,
-    spec,
     test_a_call_whose_answer_was_lost_is_repeated_without_harm,
     test_a_control_plane_that_starts_anew_finds_replicas_again,
     test_a_failed_start_says_why,

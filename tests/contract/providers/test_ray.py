@@ -25,8 +25,8 @@ from control_plane.security.certificates import CertificateAuthority
 from control_plane.security.mesh import Mesh, server_name
 from control_plane.security.secret import load_secret
 from tests.contract.providers.clusters import Cluster
+from tests.contract.providers.common import becomes, gone, spec
 from tests.contract.providers.conftest import COMMAND, GRACE, LOG_BYTES
-from tests.contract.providers.test_contract import becomes, gone, spec
 
 EU = Spot("region", "eu-1", 1.0, 30.0)
 NODES = [
