@@ -6,53 +6,23 @@ The file is `HOME/ingle.toml`. A nested field is spelled with two underscores in
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
-from control_plane.domain import Address, is_name
+from control_plane.domain import Address
 from control_plane.errors import ConfigError
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-def _address(text: str) -> str:
-    Address.parse(text)
-    return text
+from control_plane.provider_settings import AwsSettings, KubernetesSettings, RaySettings
+from control_plane.section import Domain, HostPort, Name, Network, Seconds, Section
 
 
-def _name(text: str) -> str:
-    if not is_name(text):
-        raise ValueError("must be a DNS label: lower-case letters, digits and hyphens")
-    return text
-
-
-def _network(text: str) -> str:
-    return str(ipaddress.ip_network(text))
-
-
-def _domain(text: str) -> str:
-    name = text.lower().rstrip(".")
-    if not all(is_name(label) for label in name.split(".")):
-        raise ValueError("must be a domain name, such as llm.example.com")
-    return name
-
-
-HostPort = Annotated[str, AfterValidator(_address)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AcmeSettings(_Section):
+class AcmeSettings(Section):
     """A certificate from an ACME authority, which asks whether the names are ours: at `http`, or in the DNS.
 
     `dns-01` puts records into Route 53, into the hosted zone `zone` or the one that fits best.
@@ -70,7 +40,7 @@ class AcmeSettings(_Section):
     """For an authority whose own certificate isn't publicly trusted."""
 
 
-class KeyringSettings(_Section):
+class KeyringSettings(Section):
     """What secrets at rest are sealed by: a file of this machine, or a key of AWS KMS."""
 
     file: Path | None = None
@@ -81,111 +51,10 @@ class KeyringSettings(_Section):
     endpoint_url: str | None = None
 
 
-_LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,250}[A-Za-z0-9])?$"
-_LABEL_VALUE = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
-
-
-class RaySettings(_Section):
-    """The Ray cluster that a region's replicas run in, and which of its nodes are the region's.
-
-    The control plane's machine must be a node of the cluster, if only one without resources.
-    """
-
-    address: HostPort
-    """Of the cluster's head."""
-    token_file: Path
-    """Holds the cluster's authentication token: its nodes were started with RAY_AUTH_MODE=token."""
-    label: str = Field("region", pattern=_LABEL)
-    value: str | None = Field(None, pattern=_LABEL_VALUE)
-    """Of the label of the region's nodes; the region's name where nothing is said."""
-    cpus: float = Field(1.0, gt=0, le=1024)
-    """What a replica takes of its node's CPUs."""
-    queue_seconds: Seconds = 60.0
-    """How long a replica may wait in the cluster's queue before that counts as no capacity."""
-    node_home: str | None = None
-    """A folder of each node, for its replicas' logs; `~/.ingle/node` where nothing is said."""
-
-
-class AwsMachine(_Section):
-    """A type of instance that replicas may run on."""
-
-    type: str = Field(pattern=r"^[a-z0-9-]{1,30}\.[a-z0-9-]{1,30}$")
-    accelerator: str = Field("cpu", pattern=_LABEL_VALUE)
-    """What `--gpu` names it by, such as L4; "cpu" for a type without."""
-    count: int = Field(1, ge=1, le=64)
-    """How many accelerators it has."""
-    price_per_hour: float = Field(0.0, ge=0, le=10_000)
-
-
-class AwsSettings(_Section):
-    """Where in AWS a region's replicas run: what the stack of `infra/aws/region.yaml` made there."""
-
-    aws_region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]{1,2}$")
-    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
-    launch_template: str = Field(pattern=r"^lt-[0-9a-f]{8,32}$")
-    subnets: tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,32}$")], ...] = Field(min_length=1, max_length=16)
-    """One of each zone, the preferred first."""
-    machines: tuple[AwsMachine, ...] = Field(min_length=1, max_length=32)
-    """The cheapest that has what a replica asks is tried first."""
-    kms_key: str | None = None
-    """Seals the replicas' secrets; AWS's own key for the account where nothing is said."""
-    spot: bool = False
-    """Whether instances are spot ones, which AWS may take back with two minutes' notice."""
-    address: Literal["private", "public"] = "private"
-    """Which of an instance's addresses gateways and controllers reach it at."""
-    port: int = Field(8100, ge=1, le=65535)
-    python: str = Field("/opt/ingle/bin/python", pattern=r"^/[A-Za-z0-9._/-]{1,200}$")
-    """The image's interpreter that has `ingle[engine,aws]`."""
-    node_home: str = Field("/var/lib/ingle", pattern=r"^/[A-Za-z0-9._/-]{1,200}$")
-    """A folder of the instance, for the replica's logs and weights."""
-    deadman_minutes: int = Field(60, ge=1, le=10_080)
-    """How long an instance lives on without a word from a controller; then it powers off, and so is terminated."""
-    cool_down: Seconds = 120.0
-    """How long a type isn't asked for in a zone that had no capacity for it."""
-    settle_seconds: Seconds = 60.0
-    """How long a new instance may be unknown to those who ask AWS for it."""
-    reap_grace: float = Field(60.0, ge=0, le=3600)
-    """How old an instance is, in seconds, before it may count as nobody's."""
-    endpoint_url: str | None = None
-    """Another place than AWS's own, to try things out."""
-
-
-class KubernetesAccelerator(_Section):
-    """A kind of accelerator that nodes have: what `--gpu` names."""
-
-    resource: str = Field("nvidia.com/gpu", pattern=_LABEL)
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=10)
-    """Labels of the nodes that have this kind."""
-
-
-class KubernetesSettings(_Section):
-    """The cluster and namespace that a region's replicas run in as pods, and on which nodes."""
-
-    kubeconfig: Path | None = None
-    """The cluster that the control plane itself runs in, where nothing is said."""
-    context: str | None = None
-    namespace: Annotated[str, AfterValidator(_name)] = "ingle"
-    image: str = Field(min_length=1, max_length=512)
-    """Has `ingle[engine]`."""
-    command: tuple[str, ...] = Field(("python", "-m", "data_plane", "serve"), min_length=1, max_length=32)
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=10)
-    """Labels of the region's nodes; `topology.kubernetes.io/region` with the region's name where nothing is said."""
-    accelerators: dict[str, KubernetesAccelerator] = Field(default_factory=dict, max_length=50)
-    cpu: str = Field("1", pattern=r"^[0-9]+(\.[0-9]+|m)?$")
-    """What a replica asks of its node, and its bound of memory."""
-    memory: str = Field("2Gi", pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")
-    cache_claim: Annotated[str, AfterValidator(_name)] | None = None
-    """A claim on a volume for weights; without one each replica fetches its own."""
-    user: int = Field(65_532, ge=1)
-    port: int = Field(8100, ge=1024, le=65535)
-    queue_seconds: Seconds = 60.0
-    """How long a pod may wait for a node before that counts as no capacity."""
-
-
-class RegionSettings(_Section):
+class RegionSettings(Section):
     """A region: where its replicas run and where its gateway listens."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Name
     jurisdiction: str | None = Field(None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
     """Whose law holds there: an ISO 3166 code, such as DE or AE-DU, or EU."""
     provider: Literal["local", "ray", "aws", "kubernetes"] = "local"
@@ -221,10 +90,10 @@ class RegionSettings(_Section):
         return self
 
 
-class ReceiverSettings(_Section):
+class ReceiverSettings(Section):
     """Who is told of alerts, and how. What it is reached by is a secret, and never shown."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Name
     kind: Literal["webhook", "slack", "email", "pagerduty"]
     url: SecretStr | None = None
     """Of a webhook or of Slack; for PagerDuty, another place than its own."""
@@ -260,7 +129,7 @@ class ReceiverSettings(_Section):
         return self
 
 
-class AlertSettings(_Section):
+class AlertSettings(Section):
     """The controller's own watch over the installation: alerts without Prometheus, and the history of endpoints."""
 
     enabled: bool = True
@@ -271,7 +140,7 @@ class AlertSettings(_Section):
     receivers: tuple[ReceiverSettings, ...] = Field(default=(), max_length=20)
 
 
-class Limits(_Section):
+class Limits(Section):
     """Bounds on what a gateway holds at once."""
 
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
@@ -300,7 +169,7 @@ class Limits(_Section):
     max_spool_bytes: int = Field(64 * 1024 * 1024, ge=4096)
 
 
-class Timing(_Section):
+class Timing(Section):
     """Intervals and patience of the control loops, in seconds."""
 
     tick: Seconds = 0.5
@@ -330,7 +199,7 @@ class Timing(_Section):
 _LISTS = ("regions", "replica_command", "trusted_proxies", "receivers")
 
 
-class Settings(_Section):
+class Settings(Section):
     home: Path
     database_url: str = ""
     admin: HostPort = "127.0.0.1:8440"
@@ -338,13 +207,13 @@ class Settings(_Section):
     metrics: HostPort | None = None
     """Where this process also answers `/metrics`, in plain HTTP: a controller that runs alone has no other place."""
     regions: tuple[RegionSettings, ...] = (RegionSettings(name="local-eu"), RegionSettings(name="local-me"))
-    domain: Annotated[str, AfterValidator(_domain)] | None = None
+    domain: Domain | None = None
     """Where it is set, an endpoint is also `ENDPOINT.REGION.DOMAIN`: `*.REGION.DOMAIN` must lead to its gateways."""
     replica_command: tuple[str, ...] = (sys.executable, "-m", "data_plane", "serve")
     replica_log_bytes: int = Field(8 * 1024 * 1024, ge=4096)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     certificate_days: int = Field(90, ge=1, le=825)
-    trusted_proxies: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
+    trusted_proxies: tuple[Network, ...] = ()
     """Networks whose X-Forwarded-For is believed: the load balancers before the gateways."""
     replica_tls: bool = False
     """Whether replicas are reached by mutual TLS. On one machine their token and the loopback interface do without."""
@@ -425,7 +294,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, field in Settings.model_fields.items():
         nested = field.annotation
-        if isinstance(nested, type) and issubclass(nested, _Section):
+        if isinstance(nested, type) and issubclass(nested, Section):
             section = {
                 inner: _json(key, env[key]) if inner in _LISTS else env[key]
                 for inner in nested.model_fields

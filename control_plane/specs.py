@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from control_plane.api import schemas
+from control_plane.api.fields import Name
 from control_plane.config import describe_validation
 from control_plane.errors import InvalidInput
 from control_plane.planning import presets
@@ -33,7 +34,7 @@ class EndpointSpec(schemas.EndpointCreate):
 
 class TenantSpec(schemas.TenantLimits):
     kind: Literal["tenant"]
-    name: schemas.Name
+    name: Name
 
 
 Spec = EndpointSpec | TenantSpec

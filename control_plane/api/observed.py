@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from control_plane.api.schemas import PLAIN, Input
+from control_plane.api.fields import PLAIN
+from control_plane.api.schemas import Input
 
 
 class AlertSilenceCreate(Input):

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from control_plane.config import AwsMachine, AwsSettings
 from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.observe import metrics
+from control_plane.provider_settings import AwsMachine, AwsSettings
 from control_plane.providers.aws_calls import PAUSE_SECONDS, AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal

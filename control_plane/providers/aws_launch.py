@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from control_plane.config import AwsMachine, AwsSettings
 from control_plane.domain import ReplicaSpec
 from control_plane.errors import ProviderRefused
+from control_plane.provider_settings import AwsMachine, AwsSettings
 from control_plane.providers.aws_errors import Kind
 
 INSTALLATION, REGION, ENDPOINT, REPLICA, EPOCH = (

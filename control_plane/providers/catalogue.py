@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from control_plane.config import AwsSettings, KubernetesSettings, RaySettings, Settings
+from control_plane.config import Settings
 from control_plane.domain import Description, Offer
 from control_plane.errors import ConfigError, IngleError
 from control_plane.observe import metrics
+from control_plane.provider_settings import AwsSettings, KubernetesSettings, RaySettings
 from control_plane.providers.aws import AwsProvider
 from control_plane.providers.base import Provider
 from control_plane.providers.kubernetes import KubernetesProvider

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from control_plane.config import KubernetesSettings
 from control_plane.domain import Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.provider_settings import KubernetesSettings
 from control_plane.providers import kubernetes_pod as made
 from control_plane.providers.local import Tokens
 from control_plane.security.mesh import PLAIN, Mesh

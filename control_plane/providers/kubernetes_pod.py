@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from control_plane.config import KubernetesSettings
 from control_plane.domain import Address, Description, Phase, ReplicaSpec, Rung
+from control_plane.provider_settings import KubernetesSettings
 
 OWNER = "ingle.dev/installation"
 REPLICA = "ingle.dev/replica"

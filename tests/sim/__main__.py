@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.sim.crash import points, run_point
-from tests.sim.world import Report, run_seed
+from tests.sim.report import Report
+from tests.sim.run import run_seed
 
 
 def main() -> int:

@@ -20,7 +20,9 @@ from control_plane.store import endpoints, tenants
 from control_plane.store.database import Store
 from tests.sim.clock import CURRENT, Died
 from tests.sim.cloud import Faults, Provider
-from tests.sim.world import REGIONS, Broken, Report, World, run_world
+from tests.sim.report import Broken, Report
+from tests.sim.run import run_world
+from tests.sim.world import REGIONS, World
 
 Kind = Literal["die", "fail", "hang"]
 WARMTHS = ("cold", "ember")

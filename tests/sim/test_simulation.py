@@ -9,7 +9,8 @@ import pytest
 from control_plane.store import leases
 from tests.sim.cloud import Provider
 from tests.sim.crash import points, run_point
-from tests.sim.world import Broken, run_seed
+from tests.sim.report import Broken
+from tests.sim.run import run_seed
 
 
 @pytest.mark.parametrize("seed", range(1, 11))

@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import functools
-import gc
 import hashlib
 import os
 import random
-import shutil
 import sqlite3
-import tempfile
-import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from sqlalchemy import ColumnElement, literal, select
-from sqlalchemy.exc import SAWarning
+from sqlalchemy import select
 
-from control_plane.autoscaler import loop as autoscaler_loop
 from control_plane.autoscaler.loop import Autoscaler
 from control_plane.config import Timing
 from control_plane.domain import Endpoint, Replica, ReplicaState
 from control_plane.errors import IngleError
 from control_plane.gateway.activator import Activator
 from control_plane.gateway.demand import DemandTracker
-from control_plane.gateway.snapshot import Key, SnapshotKeeper
-from control_plane.reconciler import loop as reconciler_loop
-from control_plane.reconciler import sweep as sweeping
+from control_plane.gateway.snapshot import SnapshotKeeper
 from control_plane.reconciler.loop import Reconciler
 from control_plane.security.secret import Secret
-from control_plane.store import endpoints, leases, replicas, tenants
+from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
 from control_plane.store.models import ReplicaRow
-from control_plane.store.schema import upgrade_schema
-from tests.sim.clock import Process, SimulatedLoop, inline_sqlite
-from tests.sim.cloud import Cloud, Faults, Prober, Provider
+from tests.sim.clock import Process
+from tests.sim.cloud import Cloud, Faults, Provider
+from tests.sim.gateway import Gateway
+from tests.sim.report import Broken, Report
 
 EPOCH = 1_800_000_000.0
 REGIONS = ("north", "south")
@@ -55,24 +45,6 @@ ORPHAN_SECONDS = 75.0
 """How long a machine may stand that no row wants, while a controller lives: two sweeps, two slow calls, and its end."""
 _LOOK_SECONDS = 2.5
 """What is looked at each second may have happened so long before."""
-
-
-class Broken(AssertionError):
-    """An invariant doesn't hold."""
-
-
-@dataclass
-class Report:
-    """What a run came to. `trace` is a hash of all that happened: equal for equal seeds."""
-
-    seed: int
-    requests: int = 0
-    answered: int = 0
-    refused: int = 0
-    machines: int = 0
-    kills: int = 0
-    orphans: int = 0
-    trace: str = ""
 
 
 @dataclass
@@ -393,124 +365,3 @@ class World:
                 raise Broken(f"{endpoint.name} has forgotten why it failed: {endpoint.reason_code}, {endpoint.reason}")
             if str(endpoint.state) not in ("ready", "zero", "paused") and not (fallen or hopeless):
                 raise Broken(f"{endpoint.name} is {endpoint.state} ({endpoint.reason}) long after the trouble")
-
-
-@dataclass
-class Gateway:
-    """The real holding and routing of one region's gateway, with requests that are numbers of seconds."""
-
-    world: World
-    region: str
-    process: Process
-    keeper: SnapshotKeeper
-    demand: DemandTracker
-    activator: Activator
-
-    async def request(self, name: str) -> None:
-        world, loop = self.world, asyncio.get_running_loop()
-        route = self.keeper.current.routes.get(name)
-        if route is None:
-            return
-        world.report.requests += 1
-        exchange: Any = _Exchange()
-        key = Key(f"key{world.chance.randrange(3)}", "t", "", None)
-        seconds, began = world.chance.choice((0.05, 0.5, 4.0)), loop.time()
-        patience = world.chance.choice((None, None, None, 1.0))
-        answer = "refused"
-        try:
-            async with asyncio.timeout(patience):
-                with self.demand.in_flight(route, exchange):
-                    answer = await self._answer(exchange, route, key, seconds)
-        except TimeoutError:
-            answer = "left"
-        except IngleError as error:
-            answer = error.code
-        if loop.time() - began > route.max_wait + 2 * seconds + 5:
-            raise Broken(f"a request to {name} took {loop.time() - began:.0f} s to be {answer}")
-        world.report.answered += answer == "ok"
-        world.report.refused += answer != "ok"
-        world.note("request", name, answer)
-
-    async def _answer(self, exchange: Any, route: Any, key: Key, seconds: float) -> str:
-        tried: set[str] = set()
-        held = 0.0
-        while True:
-            route = self.keeper.current.routes.get(route.name, route)
-            target = self.activator.try_take(exchange, route, tried)
-            if target is None:
-                since = asyncio.get_running_loop().time()
-                target = await self.activator.hold(exchange, route, key, tried, route.max_wait - held, 100)
-                held += asyncio.get_running_loop().time() - since
-            exchange.dispatched = True
-            try:
-                served = await self.world.cloud.serve(target.id, seconds)
-                if served:
-                    target.served()
-                    return "ok"
-                self.activator.failed(route, target)
-            finally:
-                self.activator.done(route, target, exchange.expected_tokens)
-            if tried:
-                return "upstream_lost"
-            tried.add(target.id)
-            if not self.activator.can_take(route, tried):
-                return "upstream_lost"
-
-
-class _Exchange:
-    prefix: bytes | None = None
-    expected_tokens = 100
-    dispatched = False
-
-
-def run_seed(seed: int) -> Report:
-    """Raises Broken, with the seed in its message."""
-    return run_world(lambda folder: World(seed, folder), f"seed {seed}")
-
-
-def run_world(build: Callable[[Path], World], name: str) -> Report:
-    """Raises Broken, with `name` in its message."""
-    warnings.filterwarnings("ignore", category=SAWarning)  # connections of the dead are collected as they lie
-    with tempfile.TemporaryDirectory(prefix="ingle-sim-", dir=_quick_folder()) as folder:
-        shutil.copyfile(_migrated(), f"{folder}/db")
-        world = build(Path(folder))
-        Prober.cloud = world.cloud
-        runner: Awaitable[Report] | Coroutine[Any, Any, Report] = world.run()
-        with (
-            inline_sqlite(),
-            mock.patch.object(reconciler_loop, "Prober", Prober),
-            mock.patch.object(reconciler_loop, "new_id", world.new_id),
-            mock.patch.object(endpoints, "new_id", world.new_id),
-            mock.patch.object(tenants, "new_id", world.new_id),
-            mock.patch.object(leases, "_moment", _database_moment),
-            mock.patch.object(reconciler_loop, "event", world.heard),
-            mock.patch.object(sweeping, "event", world.heard),
-            mock.patch.object(autoscaler_loop, "event", world.heard),
-            asyncio.Runner(loop_factory=SimulatedLoop) as loop,
-        ):
-            gc.disable()  # what it finds depends on memory, and a seed must not
-            try:
-                return loop.run(runner)  # type: ignore[arg-type]
-            except Exception as error:
-                raise Broken(f"{name}: {error}") from error
-            finally:
-                gc.enable()
-
-
-@functools.cache
-def _migrated() -> str:
-    """A database to copy, which ends with this process: migrating takes as long as a run."""
-    folder = tempfile.mkdtemp(prefix="ingle-sim-", dir=_quick_folder())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    upgrade_schema(f"sqlite+aiosqlite:///{folder}/db")
-    return f"{folder}/db"
-
-
-def _database_moment(*_: object) -> ColumnElement[float]:
-    """The clock of a database that several controllers share, which none of theirs moves."""
-    return literal(EPOCH + asyncio.get_running_loop().time())
-
-
-def _quick_folder() -> str | None:
-    """Memory, where there is such a folder: nothing here need outlive the run."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_plane.config import AwsSettings
+from control_plane.provider_settings import AwsSettings
 from control_plane.providers.aws import AwsProvider
 from tests.contract.providers.aws_machines import Machines
 from tests.contract.providers.aws_proxy import AwsProxy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.config import AwsMachine, AwsSettings
 from control_plane.domain import ReplicaSpec
 from control_plane.errors import ProviderRefused
+from control_plane.provider_settings import AwsMachine, AwsSettings
 from control_plane.providers.aws_errors import Kind, kind_of, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, Place, choose, first_intent, fitting, next_intent
 

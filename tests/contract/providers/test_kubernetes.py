@@ -16,9 +16,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from control_plane.config import KubernetesAccelerator, KubernetesSettings
 from control_plane.domain import Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.provider_settings import KubernetesAccelerator, KubernetesSettings
 from control_plane.providers import kubernetes_pod
 from control_plane.providers.base import Provider
 from control_plane.providers.kubernetes import KubernetesProvider

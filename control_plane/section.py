@@ -1,0 +1,46 @@
+"""What every part of the settings is made of."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from control_plane.domain import Address, is_name
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _address(text: str) -> str:
+    Address.parse(text)
+    return text
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError("must be a DNS label: lower-case letters, digits and hyphens")
+    return text
+
+
+def _network(text: str) -> str:
+    return str(ipaddress.ip_network(text))
+
+
+def _domain(text: str) -> str:
+    name = text.lower().rstrip(".")
+    if not all(is_name(label) for label in name.split(".")):
+        raise ValueError("must be a domain name, such as llm.example.com")
+    return name
+
+
+HostPort = Annotated[str, AfterValidator(_address)]
+Name = Annotated[str, AfterValidator(_name)]
+Network = Annotated[str, AfterValidator(_network)]
+Domain = Annotated[str, AfterValidator(_domain)]
+
+
+class Section(BaseModel):
+    """Frozen, and without fields that it doesn't know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
