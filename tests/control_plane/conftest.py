@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from control_plane.client import AdminClient
 from control_plane.store.database import Store
 from control_plane.store.schema import upgrade_schema
 from tests.control_plane.harness import Aws, Installation, free_port, installed, until
@@ -21,6 +22,13 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]
     with installed(tmp_path_factory.mktemp("shared") / "home") as installation:
         installation.up()
         yield installation
+
+
+@pytest.fixture(scope="session")
+def admin(platform: Installation) -> Iterator[AdminClient]:
+    """An administrator of `platform`."""
+    with platform.admin() as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,6 @@ from tests.control_plane.harness import Installation, create, until
 
 
 @pytest.fixture(scope="module")
-def admin(platform: Installation) -> Iterator[AdminClient]:
-    with platform.admin() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def http(platform: Installation) -> Iterator[httpx.Client]:
     profile = read_profile(platform.home / "profile.toml")
     headers = {"Authorization": f"Bearer {profile.token}"}

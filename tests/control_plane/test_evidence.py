@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +81,6 @@ def test_what_cannot_be_read_is_a_fault_not_a_crash() -> None:
         json.dumps({"seq": 1, "content": {}, "previous": 1, "hash": 2}),
     ):
         assert check(line).faults
-
-
-@pytest.fixture(scope="module")
-def admin(platform: Installation) -> Iterator[AdminClient]:
-    with platform.admin() as client:
-        yield client
 
 
 def test_an_endpoint_leaves_evidence(platform: Installation, admin: AdminClient, tmp_path: Path) -> None:

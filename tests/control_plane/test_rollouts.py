@@ -17,12 +17,6 @@ CHAT = "/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def admin(platform: Installation) -> Iterator[AdminClient]:
-    with platform.admin() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def key(admin: AdminClient) -> str:
     return admin.create_key({"name": "rollouts"}).secret
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +109,6 @@ def test_the_schema_for_editors_agrees() -> None:
         validator.validate(document)
     for wrong in ({"kind": "endpoint", "name": "x"}, {"kind": "tenant", "name": "x", "speed": 1}, {"kind": "key"}):
         assert not validator.is_valid(wrong), wrong
-
-
-@pytest.fixture(scope="module")
-def admin(platform: Installation) -> Iterator[AdminClient]:
-    with platform.admin() as client:
-        yield client
 
 
 def run(platform: Installation, *arguments: str, file: Path) -> Any:
