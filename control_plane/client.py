@@ -100,7 +100,7 @@ class AdminClient:
         return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/rollback", {"to": to})
 
     def cost_lines(self, **filters: str | None) -> list[schemas.CostLine]:
-        return self._page(schemas.CostLine, "/cost/lines", {k: v for k, v in filters.items() if v is not None})[0]
+        return self._all(schemas.CostLine, "/cost/lines", filters)
 
     def drift(self) -> list[schemas.Drift]:
         return self._page(schemas.Drift, "/cost/drift", {})[0]

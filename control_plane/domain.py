@@ -219,6 +219,8 @@ class Endpoint:
     """What its replicas may cost in a UTC month, in the price book's currency."""
     stopped: bool = False
     """Whether it has cost as much as it may, or its tenant has."""
+    deleted_at: float | None = None
+    """When the last of it was gone; None while there is any."""
     canary: int | None = None
     """Percent of requests that a generation gets which isn't stable yet; None rolls it out."""
     stable_generation: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -32,6 +33,28 @@ def show_duration(seconds: float) -> str:
         if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0:
             return f"{int(seconds / _UNITS[unit])}{unit}"
     return f"{seconds:g}s"
+
+
+def moment(text: str, now: float) -> float:
+    """`30d` (that long ago), `2026-11-01`, `2026-11-01T12:00+01:00` (UTC, where nothing else is said) → seconds since
+    the epoch. Raises SpanError."""
+    if _DURATION.fullmatch(text.strip()):
+        return now - duration(text)
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise SpanError(f"{text!r} isn't a time: write 30d for that long ago, 2026-11-01 or 2026-11-01T12:00") from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def month(text: str) -> tuple[float, float]:
+    """`2026-11` → when that UTC month begins and ends. Raises SpanError."""
+    try:
+        first = datetime.strptime(text.strip(), "%Y-%m").replace(tzinfo=UTC)
+    except ValueError:
+        raise SpanError(f"{text!r} isn't a month: write it as 2026-11") from None
+    after = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    return first.timestamp(), after.timestamp()
 
 
 def window(text: str) -> dict[str, Any]:

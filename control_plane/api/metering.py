@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.api import schemas, views
-from control_plane.api.operations import Answer, Call, Operation, Page, Parameter, number_of
+from control_plane.api.operations import PAGED, Answer, Call, Operation, Page, Parameter, limit_of, number_of
 from control_plane.domain import Endpoint, Role
 from control_plane.errors import Unprocessable
 from control_plane.metering import prices as book_of
@@ -43,11 +43,11 @@ class MeteringOperations:
             Operation("listUsage", "GET", "/admin/v1/usage", Role.VIEWER, "Requests and tokens of whole UTC hours",
                       self.usage, schemas.Usage, is_list=True,
                       parameters=(*period, Parameter("by", "`hour` for one item an hour"))),
-            Operation("listCost", "GET", "/admin/v1/cost", Role.VIEWER, "What endpoints cost", self.cost,
-                      schemas.Cost, is_list=True, parameters=period),
+            Operation("listCost", "GET", "/admin/v1/cost", Role.VIEWER, "What endpoints cost, deleted ones too",
+                      self.cost, schemas.Cost, is_list=True, parameters=(*period, *PAGED)),
             Operation("listCostLines", "GET", "/admin/v1/cost/lines", Role.VIEWER,
                       "What each replica cost, rung by rung: the lines of a bill", self.lines, schemas.CostLine,
-                      is_list=True, parameters=period),
+                      is_list=True, parameters=(*period, Parameter("after", "cursor of the page"))),
             Operation("listDrift", "GET", "/admin/v1/cost/drift", Role.VIEWER,
                       "Where providers' inventories and our records disagree, or did", self.drift, schemas.Drift,
                       is_list=True),
@@ -75,19 +75,18 @@ class MeteringOperations:
         return Page([_usage(row, names) for row in rows])
 
     async def cost(self, call: Call) -> Page:
-        since, until = _period(call)
-        until = min(until, call.now)
-        wanted = call.query.get("endpoint")
+        since, until = _money_period(call)
+        limit = limit_of(call.query)
+        name, _, last = call.query.get("after", "").partition("/")
         async with self._store.read(_COST_SECONDS) as session:
             tenant_id, names = await _tenant(session, call)
             books = await prices.list_books(session)
-            found = await endpoints.list_endpoints(session, tenant_id=tenant_id)
-            items = [
-                await self._cost(session, item, names, books, since, until)
-                for item in found
-                if wanted in (None, item.name)
-            ]
-        return Page(list(items))
+            found = await spending.billed_endpoints(
+                session, since, until, name=call.query.get("endpoint"), tenant_id=tenant_id,
+                after=(name, last), limit=limit,
+            )  # fmt: skip
+            items = [await self._cost(session, item, names, books, since, until, call.now) for item in found]
+        return Page(list(items), f"{found[-1].name}/{found[-1].id}" if len(found) == limit else None)
 
     async def _cost(
         self,
@@ -97,6 +96,7 @@ class MeteringOperations:
         books: list[PriceBook],
         since: float,
         until: float,
+        now: float,
     ) -> schemas.Cost:
         alive = idle = 0.0
         warmth = 0
@@ -112,39 +112,39 @@ class MeteringOperations:
             alive, idle = alive + part.alive, idle + part.idle
             busy = part.alive - part.idle
             warmth -= book.hours_nano(item.gpu, busy, item.gpus)
-        stories = await spending.stories_of(session, item, since, until)
-        total = sum(line.amount_nano for line in bill(stories, books, since, until))
+        total = await spending.spent(session, item, books, since, until)
         # all but the hours in which something was served is the price of warmth, each by its rung
         warmth = max(0, warmth + total)
+        told = max(since, item.created_at) >= now - item.retention
         requests, tokens, price = await usage.tokens_cost(session, item.id, since, until)
         return schemas.Cost(
             tenant=names.get(item.tenant_id, item.tenant_id),
             endpoint=item.name,
+            endpoint_id=item.id,
+            deleted_at=_gone(item),
             region=item.region,
             accelerator=item.gpu or "cpu",
             currency=book_of.in_force(books, until).currency,
             replica_hours=round(alive, 6),
-            idle_hours=round(idle, 6),
+            idle_hours=round(idle, 6) if told else None,
             replicas_cost=total / NANO,
-            warmth_cost=warmth / NANO,
+            warmth_cost=warmth / NANO if told else None,
             requests=requests,
             tokens=tokens,
             tokens_price=price / NANO,
         )
 
     async def lines(self, call: Call) -> Page:
-        since, until = _period(call)
-        until = min(until, call.now)
-        wanted = call.query.get("endpoint")
-        items: list[schemas.CostLine] = []
+        since, until = _money_period(call)
         async with self._store.read(_COST_SECONDS) as session:
             tenant_id, _ = await _tenant(session, call)
             books = await prices.list_books(session)
-            for item in await endpoints.list_endpoints(session, tenant_id=tenant_id):
-                if wanted in (None, item.name):
-                    stories = await spending.stories_of(session, item, since, until)
-                    items += [_line(item, line, books) for line in bill(stories, books, since, until)]
-        return Page(list(items))
+            found = await spending.stories(
+                session, since, until, name=call.query.get("endpoint"), tenant_id=tenant_id,
+                after=call.query.get("after", ""),
+            )  # fmt: skip
+        items = [_line(item, line, books) for item, story in found for line in bill([story], books, since, until)]
+        return Page(list(items), found[-1][1].replica_id if len(found) == spending.STORIES else None)
 
     async def drift(self, call: Call) -> Page:
         async with self._store.read() as session:
@@ -185,6 +185,8 @@ class MeteringOperations:
 def _line(item: Endpoint, line: Line, books: list[PriceBook]) -> schemas.CostLine:
     return schemas.CostLine(
         endpoint=item.name,
+        endpoint_id=item.id,
+        deleted_at=_gone(item),
         replica=line.replica_id,
         rung=line.rung,
         since=iso(line.start),
@@ -203,6 +205,22 @@ def _period(call: Call) -> tuple[float, float]:
     if until - since > _LONGEST:
         raise Unprocessable("since and until may be 400 days apart at most", param="since")
     return since, until
+
+
+def _money_period(call: Call) -> tuple[float, float]:
+    """What was spent is known up to now, and for as long as replicas are on record."""
+    since, until = _period(call)
+    until = min(until, call.now)
+    if since >= until:
+        raise Unprocessable("since must be before until, and before now", param="since")
+    if since < call.now - endpoints.REPLICAS_KEPT_SECONDS:
+        days = endpoints.REPLICAS_KEPT_SECONDS / 86_400
+        raise Unprocessable(f"what replicas cost is on record for {days:g} days", param="since")
+    return since, until
+
+
+def _gone(item: Endpoint) -> str | None:
+    return None if item.deleted_at is None else iso(item.deleted_at)
 
 
 async def _tenant(session: AsyncSession, call: Call) -> tuple[str | None, dict[str, str]]:

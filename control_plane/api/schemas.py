@@ -386,13 +386,17 @@ class Cost(BaseModel):
 
     tenant: str
     endpoint: str
+    endpoint_id: str
+    """Another endpoint may have had the same name before."""
+    deleted_at: str | None
     region: str
     accelerator: str
     currency: str
     replica_hours: float
-    idle_hours: float
+    idle_hours: float | None
+    """Null where single requests of that time aren't kept any more, which would tell."""
     replicas_cost: float
-    warmth_cost: float
+    warmth_cost: float | None
     """The idle hours' part of `replicas_cost`."""
     requests: int
     tokens: int
@@ -403,6 +407,9 @@ class CostLine(BaseModel):
     """A while of one replica on one rung of warmth, under one price book."""
 
     endpoint: str
+    endpoint_id: str
+    deleted_at: str | None
+    """Of the endpoint."""
     replica: str
     rung: str
     since: str

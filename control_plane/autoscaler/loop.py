@@ -22,7 +22,6 @@ from control_plane.warmth import choose, figures
 
 _TIDY_SECONDS = 3600.0
 _GATEWAY_MEMORY = 7 * 86_400.0
-_HISTORY = 90 * 86_400.0
 _KEEP_SECONDS = 5.0
 """How often what it remembers is written down."""
 _MEASURE_SECONDS = 5.0
@@ -164,7 +163,7 @@ class Autoscaler:
         async with self._store.write() as session:
             await traffic.forget_old_gateways(session, now - _GATEWAY_MEMORY)
             await limits.forget_windows(session, now)
-            await endpoints.tidy(session, now - _HISTORY)
+            await endpoints.tidy(session, now)
             await scaler.forget_memories(session, list(self._memories or ()))
         async with self._store.read() as session:
             known = await endpoints.list_endpoints(session)

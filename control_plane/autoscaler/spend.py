@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from control_plane.domain import Endpoint
-from control_plane.metering.bill import Bound, Spending, bill, bounds, month_start
+from control_plane.metering.bill import Bound, Spending, bounds, month_start
 from control_plane.metering.prices import NANO
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
@@ -25,10 +25,7 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
                 one.id,
                 one.tenant_id,
                 _nano(one.spend_limit),
-                sum(
-                    line.amount_nano
-                    for line in bill(await spending.stories_of(session, one, since, now), books, since, now)
-                ),
+                await spending.spent(session, one, books, since, now),
             )
             for one in (*bound, *await spending.ended_endpoints(session, list(limits), since))
         ]

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from control_plane.cli import options
-from control_plane.cli.output import show_list, show_one
+from control_plane.cli.output import say, show_list, show_one
 from control_plane.errors import InvalidInput
+from control_plane.metering.prices import NANO
 
 price_app = typer.Typer(no_args_is_help=True, help="The price book: what tokens and accelerators cost.")
 
-Since = Annotated[float, typer.Option("--since", parser=options.duration, metavar="DURATION", help="How far back.")]
 EndpointFilter = Annotated[str | None, typer.Option("--endpoint", help="Only this endpoint's.")]
-_MONTH = 30 * 86_400.0
 _LINE_COLUMNS = (
-    "endpoint", "replica", "rung", "since", "until", "hours", "price_per_hour", "price_version", "amount", "currency",
+    "endpoint", "deleted_at", "replica", "rung", "since", "until", "hours", "price_per_hour", "price_version", "amount",
+    "currency",
 )  # fmt: skip
 _DRIFT_COLUMNS = ("replica", "kind", "region", "we_say", "since", "seen_at", "settled_at")
 
 
 def usage(
-    since: Since = _MONTH,
+    since: options.Since = None,
+    until: options.Until = None,
+    month: options.Month = None,
     tenant: options.TenantFilter = None,
     endpoint: EndpointFilter = None,
     by_hour: Annotated[bool, typer.Option("--by-hour", help="One line for each UTC hour.")] = False,
@@ -34,14 +36,16 @@ def usage(
     """Requests and tokens by tenant, endpoint and region, in whole UTC hours."""
     with options.connect(profile) as client:
         by = "hour" if by_hour else None
-        found = client.usage(since=str(time.time() - since), tenant=tenant, endpoint=endpoint, by=by)
+        found = client.usage(**options.period(since, until, month), tenant=tenant, endpoint=endpoint, by=by)
         columns = ["tenant", "endpoint", "region", "requests", "prompt_tokens", "completion_tokens", "cached_tokens"]
         columns += ["wasted_tokens", "price", "mean_duration_ms", "mean_ttft_ms"]
         show_list(found, ["hour", *columns] if by_hour else columns, output)
 
 
 def cost(
-    since: Since = _MONTH,
+    since: options.Since = None,
+    until: options.Until = None,
+    month: options.Month = None,
     tenant: options.TenantFilter = None,
     endpoint: EndpointFilter = None,
     by_replica: Annotated[
@@ -53,18 +57,38 @@ def cost(
     output: options.Output = options.Format.TABLE,
     profile: options.ProfileFile = None,
 ) -> None:
-    """What endpoints cost: replica hours, the idle ones among them (the price of warmth), and what tokens brought."""
+    """What endpoints cost, deleted ones too: replica hours, the idle ones among them, and what tokens brought."""
     with options.connect(profile) as client:
         if drift:
             show_list(client.drift(), _DRIFT_COLUMNS, output)
             return
         if by_replica:
-            lines = client.cost_lines(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
+            lines = client.cost_lines(**options.period(since, until, month), tenant=tenant, endpoint=endpoint)
+            lines.sort(key=lambda line: (line.endpoint, line.endpoint_id, line.since, line.replica))
             show_list(lines, _LINE_COLUMNS, output)
+            _say_total((line.currency, line.amount) for line in lines)
             return
-        found = client.cost(since=str(time.time() - since), tenant=tenant, endpoint=endpoint)
-        columns = ("endpoint", "accelerator", "replica_hours", "idle_hours", "replicas_cost", "warmth_cost")
+        found = client.cost(**options.period(since, until, month), tenant=tenant, endpoint=endpoint)
+        columns = (
+            "endpoint",
+            "deleted_at",
+            "accelerator",
+            "replica_hours",
+            "idle_hours",
+            "replicas_cost",
+            "warmth_cost",
+        )
         show_list(found, (*columns, "requests", "tokens", "tokens_price", "currency"), output)
+        _say_total((one.currency, one.replicas_cost) for one in found)
+
+
+def _say_total(amounts: Iterable[tuple[str, float]]) -> None:
+    """What replicas cost in all, by currency, to the billionth."""
+    totals: dict[str, int] = {}
+    for currency, amount in amounts:
+        totals[currency] = totals.get(currency, 0) + round(amount * NANO)
+    for currency, total in sorted(totals.items()):
+        say(f"replicas cost {total / NANO:.9f} {currency} in all")
 
 
 @price_app.command("list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,6 +52,26 @@ def schedule(texts: list[str] | None) -> list[dict[str, Any]] | None:
         raise typer.BadParameter(str(error)) from None
 
 
+def moment(text: str) -> float:
+    """A time, or how long ago it was."""
+    try:
+        return spans.moment(text, time.time())
+    except spans.SpanError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def period(since: float | None, until: float | None, month: str | None) -> dict[str, str | None]:
+    """The period that was asked for, as the admin API takes it. Raises BadParameter for two at once, or no month."""
+    if month is not None:
+        if since is not None or until is not None:
+            raise typer.BadParameter("--month, or --since and --until, not both")
+        try:
+            since, until = spans.month(month)
+        except spans.SpanError as error:
+            raise typer.BadParameter(str(error), param_hint="'--month'") from None
+    return {name: None if at is None else str(at) for name, at in (("since", since), ("until", until))}
+
+
 def limit(text: str | float) -> float:
     """A positive number, or `none`, which becomes 0."""
     if str(text).strip().lower() == "none":
@@ -87,6 +108,12 @@ SpendLimit = Annotated[
     float | None,
     typer.Option("--spend-limit", parser=limit, metavar="AMOUNT|none", help="What replicas may cost in a UTC month."),
 ]
+Since = Annotated[
+    float | None,
+    typer.Option("--since", parser=moment, metavar="WHEN", help="From when: 30d (ago, the default) or 2026-11-01."),
+]
+Until = Annotated[float | None, typer.Option("--until", parser=moment, metavar="WHEN", help="Until when; now.")]
+Month = Annotated[str | None, typer.Option("--month", metavar="YYYY-MM", help="A UTC month instead.")]
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to print.", envvar="INGLE_OUTPUT")]
 ProfileFile = Annotated[
     Path | None, typer.Option("--profile", help="Profile file.", envvar="INGLE_PROFILE", show_envvar=True)

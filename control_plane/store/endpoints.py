@@ -25,6 +25,9 @@ SPEC_FIELDS = (
 )  # fmt: skip
 """What a generation is made of, and what a rollback brings back."""
 COLD_STARTS_KEPT = 20
+REPLICAS_KEPT_SECONDS = 400 * 86_400.0
+"""After their end, whether or not their endpoint is there: what was spent can be explained for a year and a month."""
+_STARTS_KEPT_SECONDS = 90 * 86_400.0
 
 
 def to_endpoint(row: EndpointRow) -> Endpoint:
@@ -67,6 +70,7 @@ def to_endpoint(row: EndpointRow) -> Endpoint:
         warmth_by_wait=row.warmth_by_wait,
         spend_limit=row.spend_limit,
         stopped=row.stopped_at is not None,
+        deleted_at=row.deleted_at,
         canary=row.canary,
         stable_generation=row.stable_generation,
         stable_runtime=None if row.stable_runtime is None else to_runtime(row.stable_runtime),
@@ -341,11 +345,12 @@ async def last_event_id(session: AsyncSession) -> int:
     return await session.scalar(select(func.max(EventRow.id))) or 0
 
 
-async def tidy(session: AsyncSession, before: float) -> None:
-    """Drop records older than `before` of what has ended: terminated replicas and their events, measured starts."""
-    await session.execute(delete(EventRow).where(EventRow.kind == "replica", EventRow.at < before))
-    await session.execute(delete(ReplicaRow).where(ReplicaRow.terminated_at < before))
-    await session.execute(delete(ColdStartRow).where(ColdStartRow.at < before))
+async def tidy(session: AsyncSession, now: float) -> None:
+    """Drop records of what ended long ago: terminated replicas with their events, measured starts."""
+    await session.execute(delete(ReplicaRow).where(ReplicaRow.terminated_at < now - REPLICAS_KEPT_SECONDS))
+    old = (EventRow.kind == "replica", EventRow.at < now - REPLICAS_KEPT_SECONDS)
+    await session.execute(delete(EventRow).where(*old, EventRow.replica_id.not_in(select(ReplicaRow.id))))
+    await session.execute(delete(ColdStartRow).where(ColdStartRow.at < now - _STARTS_KEPT_SECONDS))
 
 
 async def delete_events(session: AsyncSession, endpoint_id: str | None, before: float, limit: int) -> int:

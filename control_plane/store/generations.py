@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, Rung
 from control_plane.errors import NotFound
-from control_plane.store.models import GenerationRow, WakeRow
+from control_plane.store.models import GenerationRow, ReplicaRow, WakeRow
 
 GENERATIONS_KEPT = 100
 WAKES_KEPT = 200
@@ -39,9 +39,10 @@ async def record(
         )
     )
     await session.flush()
-    await session.execute(
-        delete(GenerationRow).where(own, GenerationRow.generation <= endpoint.generation - GENERATIONS_KEPT)
-    )
+    # what a replica on record ran on says what it cost
+    named = select(ReplicaRow.generation).where(ReplicaRow.endpoint_id == endpoint.id)
+    old = GenerationRow.generation <= endpoint.generation - GENERATIONS_KEPT
+    await session.execute(delete(GenerationRow).where(own, old, GenerationRow.generation.not_in(named)))
 
 
 async def settle(

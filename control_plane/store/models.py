@@ -205,7 +205,7 @@ class EventRow(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     endpoint_id: Mapped[str] = mapped_column(index=True)
     endpoint_name: Mapped[str]
-    replica_id: Mapped[str | None]
+    replica_id: Mapped[str | None] = mapped_column(index=True)
     at: Mapped[float]
     kind: Mapped[str]
     state: Mapped[str]

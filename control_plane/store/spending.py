@@ -3,53 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from sqlalchemy import case, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, ReplicaState, Rung
-from control_plane.metering.bill import Story, rung_of
+from control_plane.metering.bill import Story, bill, rung_of
+from control_plane.metering.prices import PriceBook
 from control_plane.store.database import touch
 from control_plane.store.endpoints import add_event, bump_routes, to_endpoint
 from control_plane.store.models import DriftRow, EndpointRow, EventRow, GenerationRow, ReplicaRow, TenantRow
 from control_plane.store.statements import insert_into
 
 DRIFT_KEPT = 10_000
-_MOST_EVENTS = 100_000
+STORIES = 200
+"""Replicas of which is read at once."""
 
 
-async def stories_of(session: AsyncSession, endpoint: Endpoint, since: float, until: float) -> list[Story]:
-    """The lives of the replicas that an endpoint had in `[since, until)`, from their rows and events."""
-    rows = (
-        await session.scalars(
-            select(ReplicaRow)
-            .where(
-                ReplicaRow.endpoint_id == endpoint.id,
-                ReplicaRow.created_at < until,
-                ReplicaRow.terminated_at.is_(None) | (ReplicaRow.terminated_at > since),
-            )
-            .order_by(ReplicaRow.created_at, ReplicaRow.id)
+async def stories(
+    session: AsyncSession,
+    since: float,
+    until: float,
+    *,
+    endpoint_id: str | None = None,
+    name: str | None = None,
+    tenant_id: str | None = None,
+    after: str = "",
+) -> list[tuple[Endpoint, Story]]:
+    """The lives of replicas in `[since, until)`, of deleted endpoints too: the first `STORIES` after id `after`."""
+    query = (
+        select(ReplicaRow, EndpointRow, GenerationRow.spec)
+        .join(EndpointRow, EndpointRow.id == ReplicaRow.endpoint_id)
+        .outerjoin(
+            GenerationRow,
+            (GenerationRow.endpoint_id == ReplicaRow.endpoint_id) & (GenerationRow.generation == ReplicaRow.generation),
         )
-    ).all()
-    query = select(GenerationRow.generation, GenerationRow.spec).where(GenerationRow.endpoint_id == endpoint.id)
-    specs: dict[int, dict[str, Any]] = {row.generation: row.spec for row in await session.execute(query)}
-    changes: dict[str, list[tuple[float, Rung]]] = {row.id: [(row.created_at, Rung.HOT)] for row in rows}
-    events = await session.execute(
-        select(EventRow.replica_id, EventRow.at, EventRow.state, EventRow.reason_code)
-        .where(EventRow.endpoint_id == endpoint.id, EventRow.kind == "replica", EventRow.replica_id.in_(changes))
-        .order_by(EventRow.id)
-        .limit(_MOST_EVENTS)
+        .where(
+            ReplicaRow.id > after,
+            ReplicaRow.created_at < until,
+            ReplicaRow.terminated_at.is_(None) | (ReplicaRow.terminated_at > since),
+        )
     )
-    for replica_id, at, state, code in events:
+    for column, value in (
+        (ReplicaRow.endpoint_id, endpoint_id), (EndpointRow.name, name), (EndpointRow.tenant_id, tenant_id)
+    ):  # fmt: skip
+        if value is not None:
+            query = query.where(column == value)
+    rows = (await session.execute(query.order_by(ReplicaRow.id).limit(STORIES))).all()
+    steps: dict[str, list[tuple[float, Rung]]] = {row.id: [(row.created_at, Rung.HOT)] for row, _, _ in rows}
+    events = await session.stream(
+        select(EventRow.replica_id, EventRow.at, EventRow.state, EventRow.reason_code)
+        .where(EventRow.replica_id.in_(steps), EventRow.kind == "replica", EventRow.at < until)
+        .order_by(EventRow.id)
+    )
+    async for replica_id, at, state, code in events:
         rung = rung_of(state, code)
-        if rung is not None and replica_id is not None and changes[replica_id][-1][1] is not rung:
-            changes[replica_id].append((at, rung))
+        if replica_id is not None and rung is not None and steps[replica_id][-1][1] is not rung:
+            steps[replica_id].append((at, rung))
     found = []
-    for row in rows:
-        spec = specs.get(row.generation, {"gpu": endpoint.gpu, "gpus": endpoint.gpus})
-        found.append(Story(row.id, spec["gpu"], spec["gpus"], changes[row.id], row.terminated_at))
+    for row, owner, spec in rows:
+        ran = spec or {"gpu": owner.gpu, "gpus": owner.gpus}
+        found.append((to_endpoint(owner), Story(row.id, ran["gpu"], ran["gpus"], steps[row.id], row.terminated_at)))
     return found
+
+
+async def spent(
+    session: AsyncSession, endpoint: Endpoint, books: Sequence[PriceBook], since: float, until: float
+) -> int:
+    """What an endpoint's replicas cost in `[since, until)`, in billionths."""
+    total, after = 0, ""
+    while page := await stories(session, since, until, endpoint_id=endpoint.id, after=after):
+        total += sum(line.amount_nano for line in bill((story for _, story in page), books, since, until))
+        after = page[-1][1].replica_id
+    return total
+
+
+async def billed_endpoints(
+    session: AsyncSession,
+    since: float,
+    until: float,
+    *,
+    name: str | None = None,
+    tenant_id: str | None = None,
+    after: tuple[str, str] = ("", ""),
+    limit: int = 100,
+) -> list[Endpoint]:
+    """Endpoints that were there in `[since, until)`, by name and id, after a name and an id."""
+    query = select(EndpointRow).where(
+        EndpointRow.created_at < until,
+        EndpointRow.deleted_at.is_(None) | (EndpointRow.deleted_at >= since),
+        (EndpointRow.name > after[0]) | ((EndpointRow.name == after[0]) & (EndpointRow.id > after[1])),
+    )
+    for column, value in ((EndpointRow.name, name), (EndpointRow.tenant_id, tenant_id)):
+        if value is not None:
+            query = query.where(column == value)
+    rows = await session.scalars(query.order_by(EndpointRow.name, EndpointRow.id).limit(limit))
+    return [to_endpoint(row) for row in rows]
 
 
 async def tenant_limits(session: AsyncSession) -> dict[str, float]:

@@ -149,6 +149,8 @@ def test_ledger_counters_and_replies_agree(platform: Installation, second_gatewa
         assert sum(each["completion"] for each in counters) == totals(admin)[2]
         (cost,) = admin.cost(endpoint="ledger")
         assert cost.replica_hours > 0
+        assert cost.idle_hours is not None
+        assert cost.warmth_cost is not None
         assert 0 <= cost.idle_hours <= cost.replica_hours
         assert cost.tokens == sum(totals(admin)[1:3])
         assert cost.replicas_cost >= cost.warmth_cost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from control_plane.domain import Rung
 from control_plane.metering.bill import Line, Spending, Story, bill, bounds, month_start, rung_of
 from control_plane.metering.prices import NANO, PriceBook
-from control_plane.store import replicas, spending
+from control_plane.store import endpoints, generations, replicas, spending
 from control_plane.store.database import Store
 from tests.control_plane.harness import Installation, chat, create, ingle, state_of, until
-from tests.control_plane.test_store import make_endpoint
+from tests.control_plane.test_store import SPEC, make_endpoint
 
 HOUR = 3600.0
 CHEAP = PriceBook(1, 0.0, "USD", {}, {"l4": 1.0, "l4/asleep": 0.25})
@@ -148,8 +149,70 @@ def test_an_endpoint_that_has_cost_enough_stops_and_goes_on(fresh: Installation)
         for name in ("costly", "other"):
             admin.delete_endpoint(name)
         until(lambda: not admin.endpoints(), "they are gone")
+        costs = {one.endpoint: one for one in admin.cost()}
+        assert all(one.deleted_at and one.replicas_cost > 0 for one in costs.values())
+        amounts = {name: [line for line in admin.cost_lines() if line.endpoint == name] for name in costs}
+        assert costs.keys() == amounts.keys() == {"costly", "other"}
+        for name, own in amounts.items():
+            assert sum(round(line.amount * NANO) for line in own) == round(costs[name].replicas_cost * NANO)
+            assert {line.deleted_at for line in own} == {costs[name].deleted_at}
+        shown = ingle(fresh.home, "cost", "--by-replica", "--month", time.strftime("%Y-%m", time.gmtime()))
+        whole = sum(round(one.replicas_cost * NANO) for one in costs.values())
+        assert f"replicas cost {whole / NANO:.9f} USD in all" in shown.stderr
+        both = ingle(fresh.home, "cost", "--month", "2026-11", "--since", "1d")
+        assert (both.returncode, "not both" in both.stderr) == (2, True)
+        assert "write it as 2026-11" in ingle(fresh.home, "cost", "--month", "November").stderr
+        assert "on record for 400 days" in ingle(fresh.home, "cost", "--since", "401d", "--until", "400d").stderr
         admin.create_endpoint({"name": "again", "region": "local-eu", "model": "fast"})
         until(lambda: state_of(admin, "again") == "paused", "stopped from the first")
+
+
+async def test_what_deleted_endpoints_cost_is_told_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spending, "STORIES", 2)
+    books = [PriceBook(1, 0.0, "USD", {}, {"*": 1.0})]
+    gone = await make_endpoint(store)
+    async with store.write() as session:
+        for number in range(5):
+            await replicas.add_intent(session, f"old_{number}", gone, 1, Rung.HOT, HOUR * number)
+            ended = {"state": "terminated", "terminated_at": HOUR * (number + 1)}
+            await replicas.write_replica(session, f"old_{number}", ended)
+        await endpoints.write_observed(session, gone, {"deleted_at": 6 * HOUR}, 6 * HOUR)
+        lives = await endpoints.create_endpoint(session, gone.tenant_id, SPEC, 7 * HOUR)
+        await replicas.add_intent(session, "new", lives, 1, Rung.HOT, 7 * HOUR)
+
+    async def told(since: float, until_: float) -> dict[str, float]:
+        async with store.read() as session:
+            after, amounts = "", dict[str, float]()
+            while page := await spending.stories(session, since, until_, name=gone.name, after=after):
+                assert len(page) <= 2
+                for owner, one in page:
+                    cost = _total(bill([one], books, since, until_))
+                    amounts[owner.id] = amounts.get(owner.id, 0) + cost / NANO
+                after = page[-1][1].replica_id
+            for owner in await spending.billed_endpoints(session, since, until_):
+                total = await spending.spent(session, owner, books, since, until_)
+                assert total == round(amounts.get(owner.id, 0) * NANO)
+        return amounts
+
+    assert await told(0.0, 9 * HOUR) == {gone.id: 5.0, lives.id: 2.0}
+    assert await told(2.5 * HOUR, 4 * HOUR) == {gone.id: 1.5}
+    assert await told(6.5 * HOUR, 9 * HOUR) == {lives.id: 2.0}, "gone before that"
+    async with store.read() as session:
+        first = await spending.billed_endpoints(session, 0.0, 9 * HOUR, limit=1)
+        second = await spending.billed_endpoints(session, 0.0, 9 * HOUR, after=(first[0].name, first[0].id))
+    assert {one.id: one.deleted_at for one in (*first, *second)} == {gone.id: 6 * HOUR, lives.id: None}
+
+
+async def test_a_replica_is_billed_by_what_it_ran_on_however_long_ago(store: Store) -> None:
+    endpoint = await make_endpoint(store, gpu="l4", gpus=1)
+    async with store.write() as session:
+        await replicas.add_intent(session, "rep_1", endpoint, 1, Rung.HOT, 0.0)
+        for number in range(generations.GENERATIONS_KEPT + 1):
+            await endpoints.update_endpoint(session, endpoint.name, {"gpu": f"h{number}"}, 1.0)
+        asked = [row.generation for row in await generations.history(session, endpoint.id, 1000)]
+        ((_, one),) = await spending.stories(session, 0.0, HOUR)
+    assert one.accelerator == "l4"
+    assert (min(asked), 2 in asked, len(asked)) == (1, False, generations.GENERATIONS_KEPT + 1)
 
 
 async def test_drift_is_noted_until_both_sides_agree(store: Store) -> None:

@@ -262,9 +262,15 @@ async def test_history_is_bounded(store: Store) -> None:
         await replicas.write_replica(session, "rep_0", changes)
         starts = (await session.scalars(select(ColdStartRow.replica_id))).all()
         assert set(starts) == {f"r{number}" for number in range(3, endpoints.COLD_STARTS_KEPT + 3)}
-        await endpoints.tidy(session, 200.0)
+        for name in ("rep_0", "rep_1"):
+            endpoints.add_event(session, endpoint, 40.0, "replica", None, "up", state="ready", replica_id=name)
+        await endpoints.tidy(session, 200.0 + 90 * 86_400)
         assert (await session.scalars(select(ColdStartRow.replica_id))).all() == []
+        assert len(await replicas.replica_states(session, ["rep_0", "rep_1"])) == 2, "what it cost is still asked for"
+        await endpoints.tidy(session, 60.0 + endpoints.REPLICAS_KEPT_SECONDS)
         assert await replicas.replica_states(session, ["rep_0", "rep_1"]) == {"rep_1": ReplicaState.INTENDED}
+        left = [row.replica_id for row in await endpoints.list_events(session) if row.kind == "replica"]
+        assert left == ["rep_1"], "of one that lives all is kept"
 
 
 async def test_rotation_never_lengthens_a_keys_life(store: Store) -> None:

@@ -55,7 +55,7 @@ export async function endpoint(name) {
       call("GET", path), list(`${path}/events?limit=100`), list(`${path}/cold-starts?limit=8`),
       list(`/usage?endpoint=${encodeURIComponent(name)}`), list(`/cost?since=${today}&endpoint=${encodeURIComponent(name)}`), firing(name),
       list(`${path}/warmth`), list(`${path}/generations?limit=10`)]);
-    const used = usage[0], price = cost[0];
+    const used = usage[0], price = cost.find((c) => !c.deleted_at);
     if (reason.textContent !== e.reason.message) reason.textContent = e.reason.message;
     fill(parts.title, el("h2", {}, name, " ", state(e.state)));
     fill(parts.buttons, el("div", { class: "row" },
@@ -76,7 +76,7 @@ export async function endpoint(name) {
       ["Sleeps after", `${e.idle_timeout} s`], ["Holds a request", `${e.max_wait} s`],
       ["Requests, 30 days", used && count(used.requests)], ["Tokens in, out", used && `${count(used.prompt_tokens)}, ${count(used.completion_tokens)}`],
       ["Mean time to first token", used && used.mean_ttft_ms && `${Math.round(used.mean_ttft_ms)} ms`],
-      ["Cost today (UTC)", price && `${money(price.replicas_cost, price.currency)}, of it ${money(price.warmth_cost, price.currency)} idle`],
+      ["Cost today (UTC)", price && money(price.replicas_cost, price.currency) + (price.warmth_cost === null ? "" : `, of it ${money(price.warmth_cost, price.currency)} idle`)],
       ["Replica hours today", price && price.replica_hours.toFixed(3)],
     ]));
     fill(parts.alerts, alerts.length ? [el("h3", {}, "Alerts"), alerts] : null);

@@ -3,7 +3,7 @@ import { call, list } from "./api.js";
 import { button, count, el, say, table, when } from "./view.js";
 
 export async function usage() {
-  const [used, cost] = await Promise.all([list("/usage"), list("/cost")]);
+  const [used, cost] = await Promise.all([list("/usage"), list("/cost?limit=1000")]);
   return [
     el("h2", {}, "Usage"),
     table([["Endpoint", (u) => u.endpoint], ["Tenant", (u) => u.tenant], ["Requests", (u) => count(u.requests), "number"],
@@ -11,8 +11,8 @@ export async function usage() {
       ["cached", (u) => count(u.cached_tokens), "number"], ["wasted", (u) => count(u.wasted_tokens), "number"],
       ["TTFT, ms", (u) => count(u.mean_ttft_ms), "number"]], used, "Nothing was used yet.", "Usage"),
     el("h3", {}, "Cost"),
-    table([["Endpoint", (c) => c.endpoint], ["Region", (c) => c.region], ["Accelerator", (c) => c.accelerator],
-      ["Replica hours", (c) => c.replica_hours.toFixed(3), "number"], ["idle", (c) => c.idle_hours.toFixed(3), "number"],
+    table([["Endpoint", (c) => (c.deleted_at ? `${c.endpoint}, deleted ${when(c.deleted_at)}` : c.endpoint)], ["Region", (c) => c.region], ["Accelerator", (c) => c.accelerator],
+      ["Replica hours", (c) => c.replica_hours.toFixed(3), "number"], ["idle", (c) => c.idle_hours?.toFixed(3), "number"],
       ["Replicas", (c) => c.replicas_cost.toFixed(4), "number"], ["Tokens", (c) => c.tokens_price.toFixed(4), "number"],
       ["", (c) => c.currency]], cost, "Nothing cost anything yet.", "Cost"),
   ];
