@@ -81,6 +81,10 @@ _ACTIVE = frozenset(
 )
 
 
+ELSEWHERE = "another place"
+"""The region of what a provider knows only not to be in any region of ours."""
+
+
 class Phase(StrEnum):
     """What a provider says of a replica."""
 
@@ -302,7 +306,9 @@ class Description:
     code: str | None = None
     message: str = ""
     region: str | None = None
-    """Where the provider says that it runs; None where that follows from whom was asked."""
+    """Where the provider says that it runs; None while it runs nowhere."""
+    began_at: float | None = None
+    """Since when it costs money by the provider's word, in seconds since the epoch; None where it doesn't say."""
 
 
 @dataclass(frozen=True, slots=True)

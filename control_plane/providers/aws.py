@@ -19,7 +19,7 @@ from control_plane.providers.aws_calls import PAUSE_SECONDS, AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
 from control_plane.providers.aws_marks import ENDED, LIVE, LOGS, REPORTS, STARTED, Marks
-from control_plane.providers.aws_sight import Instance, Report, Watch
+from control_plane.providers.aws_sight import Instance, Report, Watch, region_of
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.last_logs import tail
 from control_plane.providers.local import Tokens
@@ -247,10 +247,17 @@ class AwsProvider:
             over = all(instance.state == "terminated" for instance in instances)
             message = f"instance {instance.id} is {instance.state}: {instance.message or 'AWS says no reason'}"
             return Description(Phase.ABSENT if over else Phase.EXITED, code=reason_of(instance.reason), message=message)
+        began = min(one.launched for one in up)
+        where = self._region_of(instance)
         if instance.state != "running" or instance.address is None or speaker is None:
-            return Description(Phase.STARTING)
+            return Description(Phase.STARTING, region=where, began_at=began)
         address = Address(instance.address, self._settings.port) if said.found.phase is Phase.RUNNING else None
-        return replace(said.found, address=address)
+        return replace(said.found, address=address, region=where, began_at=began)
+
+    def _region_of(self, instance: Instance) -> str | None:
+        """By its zone: this region, or AWS's name of another one. None where AWS doesn't say."""
+        where = region_of(instance.zone)
+        return self._region if where == self._settings.aws_region else where or None
 
     def _name(self, replica_id: str) -> str:
         return f"ingle/{self._installation}/{replica_id}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from control_plane.providers.aws_marks import ALIVE, CONTROLLER, LIVE, REPORTS, 
 _MOST = 10_000
 _GONE = frozenset({"shutting-down", "terminated"})
 _UP = frozenset({"pending", "running"})
+_ZONE = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]{1,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Instance:
     state: str
     address: str | None
     launched: float
+    zone: str = ""
     reason: str = ""
     message: str = ""
 
@@ -144,9 +147,16 @@ class Watch:
             state=str(raw["State"]["Name"]),
             address=str(address) if address else None,
             launched=raw["LaunchTime"].timestamp(),
+            zone=str((raw.get("Placement") or {}).get("AvailabilityZone") or ""),
             reason=str(reason.get("Code", "")),
             message=str(reason.get("Message", ""))[:300],
         )
+
+
+def region_of(zone: str) -> str:
+    """The region of AWS that a zone is in, one at its edge too: `us-west-2a`, `us-west-2-lax-1a`."""
+    found = _ZONE.match(zone)
+    return found[0] if found else ""
 
 
 def report_of(body: bytes) -> Report:

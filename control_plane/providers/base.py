@@ -26,8 +26,9 @@ class Provider(Protocol):
         """
 
     async def describe(self, replica_id: str) -> Description:
-        """How the replica is. ABSENT means that nothing of it runs or costs money.
+        """How the replica is, where it runs and since when. ABSENT means that nothing of it runs or costs money.
 
+        The region is what the provider sees, not what it was asked for: of a node's label, of an instance's zone.
         Raises ProviderError where that can't be known now: then the replica is as it was seen last.
         """
 

@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from control_plane.domain import Description, Offer, Phase, ReplicaSpec
+from control_plane.domain import ELSEWHERE, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.provider_settings import KubernetesSettings
 from control_plane.providers import kubernetes_pod as made
@@ -29,6 +30,8 @@ _MOST_PAGES = 500
 _FIRST_OUTPUT = 64 * 1024
 _MOST_LOG = 1024 * 1024
 _KNOWN = 10_000
+_NODES_SECONDS = 60.0
+"""How long the labels of nodes are believed."""
 _FORGET_SECONDS = 86_400.0
 """How long the secret of an ended replica stays, so that a late call can't start it again."""
 _MERGE = "application/merge-patch+json"
@@ -61,6 +64,9 @@ class KubernetesProvider:
         self._clock = clock
         self._client: ApiClient | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="ingle-kubernetes-")
+        self._nodes: dict[str, set[str]] = {}
+        """Regions by the names of their nodes, as of `_nodes_at`."""
+        self._nodes_at = float("-inf")
         self._told: dict[str, str] = {}
         """The beginning of what containers printed, by replica id, once they said that they were ready."""
 
@@ -104,10 +110,15 @@ class KubernetesProvider:
         if found is None:
             self._told.pop(replica_id, None)
             return Description(Phase.ABSENT)
-        own = self._regions.get(found["metadata"]["labels"].get(made.REGION, ""), self._cluster)
+        recorded = found["metadata"]["labels"].get(made.REGION, "")
+        own = self._regions.get(recorded, self._cluster)
         created = _seconds(found["metadata"].get("creationTimestamp"))
         log = await self._beginning(replica_id, found)
-        description = made.describe(found, log, own, self._clock(), created)
+        description = replace(
+            made.describe(found, log, own, self._clock(), created),
+            region=await self._region_of(found["spec"].get("nodeName"), recorded),
+            began_at=_seconds((found.get("status") or {}).get("startTime")) or None,
+        )
         if description.phase is Phase.RUNNING and self._mesh is not None:
             await self._renew(replica_id)
         return description
@@ -209,6 +220,21 @@ class KubernetesProvider:
                 self._told.pop(next(iter(self._told)))
             self._told[replica_id] = text
         return text
+
+    async def _region_of(self, node: str | None, recorded: str) -> str | None:
+        """Whose node a pod is on: the recorded region's, where several regions are the same nodes. None before any."""
+        if node is None:
+            return None
+        old = self._clock() - self._nodes_at > _NODES_SECONDS
+        if old or recorded not in self._nodes.get(node, ()):  # another region's must be as the cluster says now
+            fresh: dict[str, set[str]] = {}
+            for region, own in self._regions.items():
+                selector = made.node_selector(region, own)
+                for item in await self._list("list_node", label_selector=selector, namespaced=False):
+                    fresh.setdefault(item["metadata"]["name"], set()).add(region)
+            self._nodes, self._nodes_at = fresh, self._clock()
+        fits = self._nodes.get(node, set())
+        return recorded if recorded in fits else min(fits, default=ELSEWHERE)
 
     async def _forget_old(self) -> None:
         """Delete the secrets of replicas that ended long ago."""

@@ -163,7 +163,10 @@ def node_selector(region: str, own: KubernetesSettings) -> str:
 def describe(
     found: Mapping[str, Any], log: str | None, own: KubernetesSettings, now: float, created: float
 ) -> Description:
-    """What a pod says of its replica. `log` is the beginning of what its container printed, if that was asked for."""
+    """What a pod says of its replica, but for where it is.
+
+    `log` is the beginning of what its container printed, if that was asked for.
+    """
     status = found.get("status") or {}
     containers = status.get("containerStatuses") or [{}]
     state = containers[0].get("state") or {}
@@ -187,7 +190,6 @@ def describe(
             Address(status["podIP"], own.port),
             startup_ms=float(line.get("startup_ms") or 0.0),
             phases={str(key): float(value) for key, value in phases.items()} if isinstance(phases, dict) else {},
-            region=found["metadata"]["labels"].get(REGION),
         )
     unscheduled = next(
         (

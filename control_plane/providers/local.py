@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec, Rung
+from control_plane.domain import ELSEWHERE, Address, Description, Offer, Phase, ReplicaSpec, Rung
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.draining import ask_to_drain
-from control_plane.providers.processes import MARK, marked, send, start_time
+from control_plane.providers.processes import MARK, began_at, marked, send, start_time
 from control_plane.security.files import private_folder, write_private
 from control_plane.security.mesh import PLAIN, Link
 
@@ -193,8 +193,8 @@ class LocalProvider:
         return environment
 
     def _write_process(self, folder: Path, pid: int) -> None:
-        started = start_time(pid)
-        write_private(folder / "process.json", json.dumps({"pid": pid, "start_time": started}).encode())
+        process = {"pid": pid, "start_time": start_time(pid), "began_at": began_at(pid) or self._clock()}
+        write_private(folder / "process.json", json.dumps(process).encode())
 
     def _describe(self, replica_id: str) -> Description:
         folder = self._root / replica_id
@@ -215,8 +215,10 @@ class LocalProvider:
                 "" if exit_code is None else f" with code {exit_code}" if exit_code >= 0 else f" by signal {-exit_code}"
             )
             return Description(Phase.EXITED, code="replica_exited", message=f"the replica's process ended{how}")
+        region = _text(_read_json(folder / "spec.json") or {}, "region", 63)
+        where = region if region in self._regions else ELSEWHERE
         if said.get("event") != "ready":
-            return Description(Phase.STARTING)
+            return Description(Phase.STARTING, region=where, began_at=process.get("began_at"))
         self._bound_logs(folder)
         self._equip(replica_id)
         phases = said.get("phases")
@@ -225,7 +227,8 @@ class LocalProvider:
             address=Address(str(said["host"]), int(said["port"])),
             startup_ms=float(said.get("startup_ms") or 0.0),
             phases={str(k): float(v) for k, v in phases.items()} if isinstance(phases, dict) else {},
-            region=_text(_read_json(folder / "spec.json") or {}, "region", 63),
+            region=where,
+            began_at=process.get("began_at"),
         )
 
     def _said(self, folder: Path) -> Mapping[str, Any]:

@@ -26,6 +26,13 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def began_at(pid: int) -> float | None:
+    """When `pid` started, in seconds since the epoch; None where there is no such process."""
+    ticks = start_time(pid)
+    booted = next(line for line in (_PROC / "stat").read_text().splitlines() if line.startswith("btime "))
+    return None if ticks is None else int(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def marked(name: str, value: str) -> list[int]:
     """Pids of live processes that were started with environment variable `name` set to `value`."""
     mark = f"{name}={value}".encode()

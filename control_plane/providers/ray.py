@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
+from control_plane.domain import ELSEWHERE, Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderRefused
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.last_logs import LastLogs
@@ -109,7 +109,7 @@ class RayProvider:
 
     async def describe(self, replica_id: str) -> Description:
         said = await self._cluster.call("describe", replica_id=replica_id)
-        found = _description(said)
+        found = _description(said, self._spots)
         if found.phase is Phase.RUNNING and self._mesh is not None:
             await self._renew(replica_id)
         return found
@@ -221,9 +221,15 @@ def lack_of(region: str, spot: Spot, wanted: Mapping[str, float], nodes: Iterabl
     return f"no node of region {region} has {amounts}"
 
 
-def _description(said: Mapping[str, Any]) -> Description:
-    """A supervisor's word, as it came over the wire."""
-    address = said.get("address")
+def region_of(labels: Mapping[str, str], spots: Mapping[str, Spot], recorded: str | None) -> str:
+    """Whose node has these labels: the recorded region's, where several regions are the same nodes."""
+    fits = [region for region, spot in spots.items() if labels.get(spot.label) == spot.value]
+    return recorded if recorded in fits else next(iter(fits), ELSEWHERE)
+
+
+def _description(said: Mapping[str, Any], spots: Mapping[str, Spot]) -> Description:
+    """A supervisor's word, as it came over the wire; where it runs is its node's to say."""
+    address, labels = said.get("address"), said.get("labels")
     return Description(
         Phase(said["phase"]),
         address=Address(str(address["host"]), int(address["port"])) if address else None,
@@ -231,6 +237,8 @@ def _description(said: Mapping[str, Any]) -> Description:
         phases=said.get("phases") or {},
         code=said.get("code"),
         message=said.get("message") or "",
+        region=None if labels is None else region_of(labels, spots, said.get("region")),
+        began_at=said.get("began_at"),
     )
 
 

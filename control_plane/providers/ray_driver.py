@@ -77,15 +77,19 @@ class Driver:
                 raise
 
     def describe(self, replica_id: str) -> Json:
+        """`Description` as plain values, with the labels of its node."""
         actor = self._actor(replica_id)
         if actor is None:
             return self._without_actor(replica_id)
         if not self._has(STARTED, replica_id):
             return self._queued(replica_id)
         try:
-            return dict(ray.get(actor.describe.remote(), timeout=_ANSWER_SECONDS))
+            said = dict(ray.get(actor.describe.remote(), timeout=_ANSWER_SECONDS))
         except RayActorError:
             return self._without_actor(replica_id)
+        mark = self._mark(STARTED, replica_id)
+        labels = [found["Labels"] for found in ray.nodes() if found["NodeID"] == mark.get("node")]
+        return said | {"began_at": mark.get("at"), "labels": labels[0] if labels else None}
 
     def list_owned(self) -> list[str]:
         found = kv._internal_kv_list(LIVE, namespace=self._namespace)

@@ -87,8 +87,10 @@ def deployed(aws: Aws) -> dict[str, str]:
     """The outputs of a new stack."""
     formation = aws.client("cloudformation")
     parameters = [{"ParameterKey": key, "ParameterValue": value} for key, value in PARAMETERS.items()]
+    # that server takes zones without a region for those of a region of its own choice
+    template = TEMPLATE.read_text().replace('!GetAZs ""', f"!GetAZs {aws.region}")
     formation.create_stack(
-        StackName="ingle", TemplateBody=TEMPLATE.read_text(), Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
+        StackName="ingle", TemplateBody=template, Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
     )
     formation.get_waiter("stack_create_complete").wait(StackName="ingle", WaiterConfig={"Delay": 1, "MaxAttempts": 20})
     (stack,) = formation.describe_stacks(StackName="ingle")["Stacks"]

@@ -38,6 +38,7 @@ class Fault:
     `code` is answered with `status`, and nothing done. With `drop` it is done and the answer lost; with `silent`
     nothing is done, nor answered; with `cut` the same, at once. With `blind` no instances are found, as of those that
     were just made. `before` comes before it is done.
+    Of `rewrite` the first is told as the second.
     """
 
     action: str
@@ -48,6 +49,7 @@ class Fault:
     silent: bool = False
     blind: bool = False
     cut: bool = False
+    rewrite: tuple[str, str] | None = None
     before: Callable[[], object] | None = None
     where: Mapping[str, str] = field(default_factory=dict)
 
@@ -143,6 +145,9 @@ class AwsProxy:
                     if name.startswith("InstanceId"):
                         self.machines.end(value)
             made = self._forward(method, path, headers, body)
+        if fault is not None and fault.rewrite is not None:
+            before, after = (text.encode() for text in fault.rewrite)
+            made.body = made.body.replace(before, after)
         return None if fault is not None and fault.drop else made
 
     def _take(self, call: Call) -> Fault | None:

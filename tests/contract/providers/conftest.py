@@ -22,6 +22,7 @@ from control_plane.providers.ray_link import RayLink
 from control_plane.security.secret import load_secret
 from tests.contract.providers.aws_cloud import Cloud, MakeAws, cloud_of
 from tests.contract.providers.aws_machines import Machines
+from tests.contract.providers.aws_proxy import Fault
 from tests.contract.providers.clusters import Cluster, ray_cluster
 from tests.control_plane.conftest import aws  # noqa: F401  # a fixture
 from tests.control_plane.harness import REPLICA, Aws
@@ -33,7 +34,10 @@ LOG_BYTES = 8192
 
 @dataclass
 class Ground:
-    """`make` gives another provider on the same state, as a control plane that starts anew has it."""
+    """`make` gives another provider on the same state, as a control plane that starts anew has it.
+
+    With `elsewhere` that one's region eu-1 is another place than where replicas of before were started.
+    """
 
     home: Path
     make: Callable[..., Provider]
@@ -79,12 +83,13 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     links: list[RayLink] = []
     instances: list[AwsProvider] = []
 
-    def local(command: Sequence[str] = COMMAND, grace: float = GRACE) -> LocalProvider:
+    def local(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> LocalProvider:
+        regions = ["me-1" if elsewhere else "eu-1"]
         return LocalProvider(
-            tmp_path, secret, regions=["eu-1"], command=command, terminate_grace=grace, log_bytes=LOG_BYTES
+            tmp_path, secret, regions=regions, command=command, terminate_grace=grace, log_bytes=LOG_BYTES
         )
 
-    def on_ray(command: Sequence[str] = COMMAND, grace: float = GRACE) -> RayProvider:
+    def on_ray(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> RayProvider:
         found: Cluster = request.getfixturevalue("cluster")
         namespace = f"ingle-{tmp_path.parent.name}-{tmp_path.name}"
         links.append(RayLink(found.address, namespace, found.token_file))
@@ -93,14 +98,20 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             secret,
             home=tmp_path,
             node_home=str(tmp_path),
-            spots={"eu-1": Spot("region", "eu-1", 1.0, 30.0), "nowhere": Spot("region", "nowhere", 1.0, 30.0)},
+            spots={
+                "eu-1": Spot("region", "me-1" if elsewhere else "eu-1", 1.0, 30.0),
+                "nowhere": Spot("region", "nowhere", 1.0, 30.0),
+            },
             command=command,
             terminate_grace=grace,
             log_bytes=LOG_BYTES,
         )
 
-    def on_aws(command: Sequence[str] = COMMAND, grace: float = GRACE) -> AwsProvider:
+    def on_aws(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> AwsProvider:
         found: Cloud = request.getfixturevalue("cloud")
+        found.proxy.forgive()
+        if elsewhere:
+            found.proxy.fail(Fault("DescribeInstances", times=10**6, rewrite=(found.aws.region, "us-gov-east-1")))
         instances.append(
             AwsProvider(
                 "eu-1",

@@ -204,7 +204,9 @@ class Cluster:
         gpus = int(pod["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", "0"))
         while ("pods", name) in self.objects and not pod["metadata"].get("deletionTimestamp"):
             nodes = [item for (kind, _), item in self.objects.items() if kind == "nodes" and _labelled(item, wanted)]
-            if any(int(node["status"]["allocatable"].get("nvidia.com/gpu", "0")) >= gpus for node in nodes):
+            roomy = [node for node in nodes if int(node["status"]["allocatable"].get("nvidia.com/gpu", "0")) >= gpus]
+            if roomy:
+                pod["spec"]["nodeName"] = roomy[0]["metadata"]["name"]
                 break
             message = f"0/{len(nodes)} nodes are available"
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
@@ -218,6 +220,7 @@ class Cluster:
         address = f"127.{80 + os.getpid() % 80}.{number // 250}.{number % 250 + 1}"
         process = self.processes[name] = await self._start(name, pod["spec"], address)
         pod["status"] = {"phase": "Running", "podIP": address, "containerStatuses": [_container({"running": {}})]}
+        pod["status"]["startTime"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         self.put("pods", pod)
         port = pod["spec"]["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
         while process.returncode is None:

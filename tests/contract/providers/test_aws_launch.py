@@ -9,6 +9,7 @@ from control_plane.errors import ProviderRefused
 from control_plane.provider_settings import AwsMachine, AwsSettings
 from control_plane.providers.aws_errors import Kind, kind_of, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, Place, choose, first_intent, fitting, next_intent
+from control_plane.providers.aws_sight import region_of
 
 MACHINES = [
     AwsMachine(type="p5.48xlarge", accelerator="H100", count=8, price_per_hour=90),
@@ -17,6 +18,20 @@ MACHINES = [
     AwsMachine(type="c7i.large", price_per_hour=0.1),
 ]
 ZONES = ("subnet-00000001", "subnet-00000002")
+
+
+@pytest.mark.parametrize(
+    ("zone", "region"),
+    [
+        ("eu-central-1a", "eu-central-1"),
+        ("us-west-2-lax-1a", "us-west-2"),
+        ("us-gov-east-1b", "us-gov-east-1"),
+        ("ap-south-10a", "ap-south-10"),
+        ("", ""),
+    ],
+)
+def test_a_zones_region(zone: str, region: str) -> None:
+    assert region_of(zone) == region
 
 
 @pytest.mark.parametrize(

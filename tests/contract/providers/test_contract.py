@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -49,6 +50,27 @@ async def test_a_replica_starts_answers_drains_and_goes(ground: Ground, one: str
     await provider.ensure(spec(one))  # an id is started once, ever
     assert (await provider.describe(one)).phase is Phase.ABSENT
     assert ground.processes(one) == []
+
+
+async def test_it_names_the_region_it_runs_in_and_since_when(ground: Ground, one: str) -> None:
+    provider = ground.make()
+    before = time.time()
+    await provider.ensure(spec(one))
+    running = await becomes(provider, one, Phase.RUNNING)
+    assert running.region == "eu-1"
+    assert running.began_at is not None
+    assert before - 2 < running.began_at < time.time() + 2, "some tell whole seconds"
+    await gone(provider, one)
+    assert (await provider.describe(one)).region is None
+
+
+async def test_one_that_runs_elsewhere_is_said_to_whatever_is_on_record(ground: Ground, one: str) -> None:
+    await ground.make().ensure(spec(one))
+    await becomes(ground.make(), one, Phase.RUNNING)
+    found = await ground.make(elsewhere=True).describe(one)
+    assert found.phase is Phase.RUNNING
+    assert found.region not in (None, "eu-1")
+    await gone(ground.make(), one)
 
 
 async def test_one_that_never_was_is_absent_and_may_be_drained_and_terminated(ground: Ground, one: str) -> None:

@@ -7,6 +7,7 @@ import base64
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,10 @@ from tests.contract.providers.test_contract import (  # noqa: F401 - they run he
     test_a_failed_start_says_why,
     test_a_replica_starts_answers_drains_and_goes,
     test_ensure_starts_one_however_often_and_by_whomever,
+    test_it_names_the_region_it_runs_in_and_since_when,
     test_it_offers_what_it_can_start,
     test_one_that_never_was_is_absent_and_may_be_drained_and_terminated,
+    test_one_that_runs_elsewhere_is_said_to_whatever_is_on_record,
     test_secrets_of_the_control_plane_do_not_reach_a_replica,
     test_what_cannot_be_started_is_refused_with_its_code,
 )
@@ -77,9 +80,10 @@ async def kubeconfig(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Path]:
 async def ground(cluster: Cluster, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Ground]:
     providers: list[KubernetesProvider] = []
 
-    def make(command: Sequence[str] = COMMAND, grace: float = GRACE) -> Provider:
+    def make(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> Provider:
         cluster.command = (command[0],)
-        own = settings(kubeconfig, command=("unused", *command[1:]))
+        nodes = {"topology.kubernetes.io/region": "me-1"} if elsewhere else {}
+        own = settings(kubeconfig, command=("unused", *command[1:]), node_selector=nodes)
         providers.append(
             KubernetesProvider({"eu-1": own}, load_secret(tmp_path), installation=INSTALLATION, grace=grace)
         )
@@ -103,6 +107,26 @@ def settings(kubeconfig: Path, **changes: Any) -> KubernetesSettings:
 async def test_its_accelerators_and_nodes(ground: Ground) -> None:
     offers = {(offer.accelerator, offer.max_per_replica) for offer in await ground.make().offers()}
     assert offers == {("cpu", 1), ("H100", 4)}
+
+
+async def test_a_node_that_comes_to_be_another_regions_is_seen(
+    kubeconfig: Path, cluster: Cluster, tmp_path: Path, one: str
+) -> None:
+    now = [time.time()]
+    own = dict.fromkeys(("eu-1", "me-1"), settings(kubeconfig, command=("unused", *COMMAND[1:])))
+    secret = load_secret(tmp_path)
+    provider = KubernetesProvider(own, secret, installation=INSTALLATION, grace=GRACE, clock=lambda: now[0])
+    cluster.remove("nodes", "eu-b")
+    await provider.ensure(spec(one))
+    assert (await becomes(provider, one, Phase.RUNNING)).region == "eu-1"
+    cluster.node("eu-a", {"topology.kubernetes.io/region": "me-1"})
+    now[0] += 61
+    assert (await provider.describe(one)).region == "me-1"
+    cluster.node("late", {"topology.kubernetes.io/region": "eu-1"})
+    cluster.objects["pods", kubernetes_pod.object_name(one)]["spec"]["nodeName"] = "late"
+    assert (await provider.describe(one)).region == "eu-1", "a node that is new isn't taken for another region's"
+    await gone(provider, one)
+    await provider.close()
 
 
 async def test_a_pod_that_no_node_takes_has_no_capacity(ground: Ground, cluster: Cluster, one: str) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from control_plane.domain import Address, Offer, Phase, ReplicaSpec
+from control_plane.domain import ELSEWHERE, Address, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.processes import MARK, marked, start_time
-from control_plane.providers.ray import Node, RayProvider, Spot, lack_of, offers_of, resources_of
+from control_plane.providers.ray import Node, RayProvider, Spot, lack_of, offers_of, region_of, resources_of
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.certificates import CertificateAuthority
 from control_plane.security.mesh import Mesh, server_name
@@ -106,6 +106,22 @@ def test_what_no_node_of_a_region_has_is_said(gpu: str | None, gpus: int, value:
     assert lack_of("eu-1", spot, resources_of(gpu_spec("rep_a", gpu, gpus), spot), NODES) == lack
 
 
+@pytest.mark.parametrize(
+    ("labels", "recorded", "region"),
+    [
+        ({"region": "eu-1"}, "eu-1", "eu-1"),
+        ({"region": "me-1", "zone": "a"}, "eu-1", "me-1"),
+        ({"region": "eu-1"}, "same", "same"),
+        ({"region": "eu-1"}, "gone", "eu-1"),
+        ({"region": "moon-1"}, "eu-1", ELSEWHERE),
+        ({}, "eu-1", ELSEWHERE),
+    ],
+)
+def test_whose_a_node_is_follows_from_its_labels(labels: dict[str, str], recorded: str, region: str) -> None:
+    spots = {"eu-1": EU, "same": EU, "me-1": Spot("region", "me-1", 1.0, 1.0)}
+    assert region_of(labels, spots, recorded) == region
+
+
 async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(
     make: Make, cluster: Cluster, one: str
 ) -> None:
@@ -115,7 +131,7 @@ async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(
         await provider.ensure(spec(name, region="me-1"))
         running = await becomes(provider, name, Phase.RUNNING)
         assert running.address is not None
-        assert running.address.host == node.ip
+        assert (running.address.host, running.region) == (node.ip, "me-1")
         (pid,) = marked(MARK, name)
         assert f"INGLE_CACHE={node.cache}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         await gone(provider, name)
