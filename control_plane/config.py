@@ -188,6 +188,8 @@ class Timing(Section):
     max_failures: int = Field(6, ge=1)
     lease: Seconds = 8.0
     sweep: Seconds = 15.0
+    drift_tolerance: Seconds = 120.0
+    """How far apart a replica's beginning by its provider and by our records may be."""
     snapshot_poll: Seconds = 0.5
     demand_report: Seconds = 1.0
     demand_stale: Seconds = 15.0

@@ -16,7 +16,7 @@ from control_plane.metering.bill import Line, bill
 from control_plane.metering.cost import hours
 from control_plane.metering.prices import NANO, PriceBook, TokenPrices
 from control_plane.observe.logs import iso
-from control_plane.store import endpoints, prices, spending, tenants, usage
+from control_plane.store import drift, endpoints, prices, spending, tenants, usage
 from control_plane.store.database import Store
 
 _MONTH = 30 * 86_400
@@ -49,7 +49,8 @@ class MeteringOperations:
                       "What each replica cost, rung by rung: the lines of a bill", self.lines, schemas.CostLine,
                       is_list=True, parameters=(*period, Parameter("after", "cursor of the page"))),
             Operation("listDrift", "GET", "/admin/v1/cost/drift", Role.VIEWER,
-                      "Where providers' inventories and our records disagree, or did", self.drift, schemas.Drift,
+                      "Where providers' inventories and our records disagree, or did, and what that comes to",
+                      self.drift, schemas.Drift,
                       is_list=True),
             Operation("listPrices", "GET", path, Role.VIEWER, "Price books, newest first", self.prices,
                       schemas.Prices, is_list=True),
@@ -148,14 +149,17 @@ class MeteringOperations:
 
     async def drift(self, call: Call) -> Page:
         async with self._store.read() as session:
-            rows = await spending.list_drift(session, _MOST_DRIFT)
+            rows = await drift.list_drift(session, _MOST_DRIFT)
         return Page(
             [
                 schemas.Drift(
                     replica=row.replica_id,
                     kind=row.kind,
-                    region=row.region,
+                    region=row.region or None,
                     we_say=row.we_say,
+                    they_say=row.they_say,
+                    amount=None if row.amount_nano is None else row.amount_nano / NANO,
+                    currency=row.currency,
                     since=iso(row.since),
                     seen_at=iso(row.seen_at),
                     settled_at=None if row.settled_at is None else iso(row.settled_at),

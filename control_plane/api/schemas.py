@@ -422,12 +422,18 @@ class CostLine(BaseModel):
 
 
 class Drift(BaseModel):
-    """`kind` is ours_missing (the provider has what we don't know) or theirs_missing. Null `settled_at`: it stands."""
+    """`kind` is ours_missing (the provider has what we don't know), theirs_missing, or times_differ: it began at
+    another time than it is billed from. Null `settled_at`: it stands."""
 
     replica: str
     kind: str
-    region: str
+    region: str | None
+    """Of one that we don't know: where its provider says that it is. Null where it can't say."""
     we_say: str
+    they_say: str | None
+    amount: float | None
+    """Above 0 is billed and isn't there, below 0 is there and isn't billed; null where nobody knows its price."""
+    currency: str | None
     since: str
     seen_at: str
     settled_at: str | None

@@ -20,7 +20,9 @@ _LINE_COLUMNS = (
     "endpoint", "deleted_at", "replica", "rung", "since", "until", "hours", "price_per_hour", "price_version", "amount",
     "currency",
 )  # fmt: skip
-_DRIFT_COLUMNS = ("replica", "kind", "region", "we_say", "since", "seen_at", "settled_at")
+_DRIFT_COLUMNS = (
+    "replica", "kind", "region", "we_say", "they_say", "amount", "currency", "since", "seen_at", "settled_at",
+)  # fmt: skip
 
 
 def usage(

@@ -65,7 +65,9 @@ keys_expiring = Gauge("ingle_keys_expiring", "Keys used lately that expire withi
 spend_used = Gauge(
     "ingle_spend_used_ratio", "Share of what an endpoint's replicas may cost this month", ("region", "endpoint")
 )
-drift = Gauge("ingle_drift", "Replicas that only a provider knows of, or only our records", ("region",))
+drift = Gauge(
+    "ingle_drift", "Replicas that only a provider or only our records know of, by the former's region", ("region",)
+)
 budget_used = Gauge("ingle_budget_used_ratio", "Share of this month's budget that a tenant has used", ("tenant",))
 audit_faults = Gauge("ingle_audit_faults", "Faults found in the audit chain")
 alerts_firing = Gauge("ingle_alerts_firing", "Alerts of the controller's own evaluator", ("alert", "severity"))

@@ -163,7 +163,7 @@ class Reconciler:
         self._unknown &= {replica.id for replica in live}
         if self._monotonic() - self._swept_at > self._timing.sweep:
             self._swept_at = self._monotonic()
-            self._start(_SWEEP, sweep(self._store, self._providers, self._clock()))
+            self._start(_SWEEP, sweep(self._store, self._providers, self._clock(), self._timing.drift_tolerance))
         if self._working:
             await asyncio.wait(set(self._working.values()), timeout=self._timing.tick)
         return any(replica.state in _MOVING for replica in live)

@@ -256,14 +256,20 @@ class WakeRow(Base):
 
 
 class DriftRow(Base):
-    """Where a provider's inventory and our records disagreed: `ours_missing` or `theirs_missing`."""
+    """Where a provider's inventory and our records disagreed: see `metering/ledger`."""
 
     __tablename__ = "drift"
     replica_id: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
     region: Mapped[str]
+    """Empty where nobody can say."""
     endpoint_id: Mapped[str | None]
     we_say: Mapped[str]
+    they_say: Mapped[str | None]
+    amount_nano: Mapped[int | None] = mapped_column(BigInteger)
+    currency: Mapped[str | None]
+    seen_by: Mapped[str | None] = mapped_column(Long)
+    """The regions of the provider whose inventory it was."""
     since: Mapped[float]
     seen_at: Mapped[float]
     settled_at: Mapped[float | None]

@@ -1,21 +1,19 @@
-"""Queries on what replicas cost, on endpoints that were stopped for it, and on drift from providers' inventories."""
+"""Queries on what replicas cost, and on endpoints that were stopped for it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import case, delete, func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Endpoint, ReplicaState, Rung
+from control_plane.domain import Endpoint, Rung
 from control_plane.metering.bill import Story, bill, rung_of
 from control_plane.metering.prices import PriceBook
 from control_plane.store.database import touch
 from control_plane.store.endpoints import add_event, bump_routes, to_endpoint
-from control_plane.store.models import DriftRow, EndpointRow, EventRow, GenerationRow, ReplicaRow, TenantRow
-from control_plane.store.statements import insert_into
+from control_plane.store.models import EndpointRow, EventRow, GenerationRow, ReplicaRow, TenantRow
 
-DRIFT_KEPT = 10_000
 STORIES = 200
 """Replicas of which is read at once."""
 
@@ -28,6 +26,7 @@ async def stories(
     endpoint_id: str | None = None,
     name: str | None = None,
     tenant_id: str | None = None,
+    replica_ids: Collection[str] | None = None,
     after: str = "",
 ) -> list[tuple[Endpoint, Story]]:
     """The lives of replicas in `[since, until)`, of deleted endpoints too: the first `STORIES` after id `after`."""
@@ -49,6 +48,8 @@ async def stories(
     ):  # fmt: skip
         if value is not None:
             query = query.where(column == value)
+    if replica_ids is not None:
+        query = query.where(ReplicaRow.id.in_(replica_ids))
     rows = (await session.execute(query.order_by(ReplicaRow.id).limit(STORIES))).all()
     steps: dict[str, list[tuple[float, Rung]]] = {row.id: [(row.created_at, Rung.HOT)] for row, _, _ in rows}
     events = await session.stream(
@@ -121,64 +122,3 @@ async def set_stopped(session: AsyncSession, endpoint: Endpoint, stopped: bool, 
     add_event(session, endpoint, now, "spend", "spend_limit_reached" if stopped else None, why)
     await bump_routes(session)
     touch(session, "endpoints")
-
-
-async def note_drift(session: AsyncSession, regions: Collection[str], owned: Collection[str], now: float) -> list[str]:
-    """Hold a provider's inventory against our rows: what only one side has is drift, until both agree again.
-
-    Returns the ids of replicas that are new among it. Replicas that are on their way into or out of being are no drift.
-    """
-    sure = (ReplicaState.READY, ReplicaState.RESTING, ReplicaState.UNHEALTHY)
-    rows = (
-        await session.execute(
-            select(ReplicaRow.id, ReplicaRow.region, ReplicaRow.endpoint_id, ReplicaRow.state).where(
-                ReplicaRow.region.in_(regions), (ReplicaRow.state != ReplicaState.TERMINATED) | ReplicaRow.id.in_(owned)
-            )
-        )
-    ).all()
-    known = {row.id: row for row in rows}
-    found: dict[tuple[str, str], tuple[str, str | None, str]] = {}
-    for row in rows:
-        if row.state in sure and row.id not in owned:
-            found[row.id, "theirs_missing"] = (row.region, row.endpoint_id, row.state)
-    for replica_id in owned:
-        ours = known.get(replica_id)
-        if ours is None:
-            found[replica_id, "ours_missing"] = (next(iter(regions)), None, "nothing")
-        elif ours.state == ReplicaState.TERMINATED:
-            found[replica_id, "ours_missing"] = (ours.region, ours.endpoint_id, ours.state)
-    open_rows = {
-        (row.replica_id, row.kind)
-        for row in await session.scalars(
-            select(DriftRow).where(DriftRow.settled_at.is_(None), DriftRow.region.in_(regions))
-        )
-    }
-    for replica_id, kind in open_rows - found.keys():
-        own = (DriftRow.replica_id == replica_id) & (DriftRow.kind == kind)
-        await session.execute(update(DriftRow).where(own).values(settled_at=now))
-    for (replica_id, kind), (region, endpoint_id, state) in found.items():
-        values = {"region": region, "endpoint_id": endpoint_id, "we_say": state, "seen_at": now, "settled_at": None}
-        statement = insert_into(session, DriftRow).values(replica_id=replica_id, kind=kind, since=now, **values)
-        began = case((DriftRow.settled_at.is_not(None), now), else_=DriftRow.since)  # one that comes back is another
-        changes = {**values, "since": began}
-        await session.execute(statement.on_conflict_do_update(index_elements=["replica_id", "kind"], set_=changes))
-    if found or open_rows:
-        kept = select(DriftRow.since).order_by(DriftRow.since.desc()).offset(DRIFT_KEPT).limit(1)
-        oldest = await session.scalar(kept)
-        if oldest is not None:
-            await session.execute(delete(DriftRow).where(DriftRow.since <= oldest))
-    return [replica_id for replica_id, kind in found.keys() - open_rows]
-
-
-async def standing_drift(session: AsyncSession, regions: Collection[str]) -> dict[str, int]:
-    """By region, how much isn't settled."""
-    query = select(DriftRow.region, func.count().label("many")).where(
-        DriftRow.settled_at.is_(None), DriftRow.region.in_(regions)
-    )
-    return {row.region: row.many for row in await session.execute(query.group_by(DriftRow.region))}
-
-
-async def list_drift(session: AsyncSession, limit: int) -> Sequence[DriftRow]:
-    """Newest first; what isn't settled before all else."""
-    order = (func.coalesce(DriftRow.settled_at, 1e18).desc(), DriftRow.since.desc())
-    return (await session.scalars(select(DriftRow).order_by(*order).limit(limit))).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sqlite3
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -213,50 +212,3 @@ async def test_a_replica_is_billed_by_what_it_ran_on_however_long_ago(store: Sto
         ((_, one),) = await spending.stories(session, 0.0, HOUR)
     assert one.accelerator == "l4"
     assert (min(asked), 2 in asked, len(asked)) == (1, False, generations.GENERATIONS_KEPT + 1)
-
-
-async def test_drift_is_noted_until_both_sides_agree(store: Store) -> None:
-    endpoint = await make_endpoint(store)
-    async with store.write() as session:
-        for name in ("rep_1", "rep_2", "rep_3"):
-            await replicas.add_intent(session, name, endpoint, 1, Rung.HOT, 100.0)
-        await replicas.write_replica(session, "rep_1", {"state": "ready"})
-        await replicas.write_replica(session, "rep_2", {"state": "terminated"})
-
-    async def look(owned: list[str], now: float) -> list[str]:
-        async with store.write() as session:
-            return sorted(await spending.note_drift(session, ["local-eu"], owned, now))
-
-    # rep_3 is on its way: neither side can be held to it
-    assert await look(["rep_1"], 101.0) == []
-    assert await look(["rep_2", "stranger"], 102.0) == ["rep_1", "rep_2", "stranger"]
-    assert await look(["rep_2", "stranger"], 103.0) == []
-    async with store.read() as session:
-        rows = {
-            row.replica_id: (row.kind, row.we_say, row.settled_at) for row in await spending.list_drift(session, 10)
-        }
-    assert rows == {
-        "rep_1": ("theirs_missing", "ready", None),
-        "rep_2": ("ours_missing", "terminated", None),
-        "stranger": ("ours_missing", "nothing", None),
-    }
-    assert await look(["rep_1"], 104.0) == []
-    async with store.read() as session:
-        assert {row.settled_at for row in await spending.list_drift(session, 10)} == {104.0}
-    assert await look(["rep_1", "rep_2"], 105.0) == ["rep_2"], "it is drift anew"
-    async with store.read() as session:
-        assert [(row.replica_id, row.since) for row in await spending.list_drift(session, 1)] == [("rep_2", 105.0)]
-
-
-def test_drift_is_told(fresh: Installation) -> None:
-    """A replica that our records lost, and that the provider still runs."""
-    fresh.up()
-    with fresh.admin() as admin:
-        create(admin, "lost", "fast", idle_timeout=600)
-        (replica,) = (one.id for one in admin.endpoint("lost").replicas)
-        with sqlite3.connect(fresh.home / "ingle.db") as database:
-            database.execute("UPDATE replicas SET state = 'terminated' WHERE id = ?", (replica,))
-        found = until(lambda: [one for one in admin.drift() if one.replica == replica] or None, "it is noted")
-        assert (found[0].kind, found[0].we_say) == ("ours_missing", "terminated")
-        until(lambda: all(one.settled_at for one in admin.drift()), "it was ended, and both sides agree")
-        assert replica in ingle(fresh.home, "cost", "--drift").stdout
