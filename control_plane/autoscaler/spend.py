@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from control_plane.domain import Endpoint
 from control_plane.metering.bill import Bound, Spending, bounds, month_start
 from control_plane.metering.prices import NANO
@@ -18,17 +20,7 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
     async with store.read() as session:
         limits = await spending.tenant_limits(session)
         bound = [one for one in known if one.spend_limit is not None or one.tenant_id in limits or one.stopped]
-        books = await prices.list_books(session)
-        since = month_start(now)
-        found = [
-            Spending(
-                one.id,
-                one.tenant_id,
-                _nano(one.spend_limit),
-                await spending.spent(session, one, books, since, now),
-            )
-            for one in (*bound, *await spending.ended_endpoints(session, list(limits), since))
-        ]
+        found = await _spendings(session, bound, list(limits), now) if bound or limits else []
     first = bounds(found, {tenant_id: round(limit * NANO) for tenant_id, limit in limits.items()})
     for one in known:
         nearest = first.get(one.id)
@@ -36,6 +28,22 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
         stops = nearest is not None and nearest.reached
         if stops is not one.stopped:
             await _write(store, one, nearest if stops else None, now)
+
+
+async def _spendings(
+    session: AsyncSession, bound: Sequence[Endpoint], tenant_ids: Sequence[str], now: float
+) -> list[Spending]:
+    books = await prices.list_books(session)
+    since = month_start(now)
+    return [
+        Spending(
+            one.id,
+            one.tenant_id,
+            _nano(one.spend_limit),
+            await spending.spent(session, one, books, since, now),
+        )
+        for one in (*bound, *await spending.ended_endpoints(session, tenant_ids, since))
+    ]
 
 
 async def _write(store: Store, one: Endpoint, reached: Bound | None, now: float) -> None:

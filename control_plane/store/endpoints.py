@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,7 +14,7 @@ from control_plane.errors import Conflict, NotFound, PreconditionFailed
 from control_plane.store import generations
 from control_plane.store.database import touch
 from control_plane.store.ids import new_id
-from control_plane.store.models import ColdStartRow, CounterRow, EndpointRow, EventRow, ReplicaRow
+from control_plane.store.models import ColdStartRow, CounterRow, EndpointRow, EventRow, ReplicaRow, quota_of, table_of
 
 RUNTIME_FIELDS = frozenset({"model", "gpu", "gpus", "engine_args"})
 """Fields whose change means new replicas."""
@@ -28,9 +28,23 @@ COLD_STARTS_KEPT = 20
 REPLICAS_KEPT_SECONDS = 400 * 86_400.0
 """After their end, whether or not their endpoint is there: what was spent can be explained for a year and a month."""
 _STARTS_KEPT_SECONDS = 90 * 86_400.0
+ENDPOINTS = table_of(EndpointRow)
+_LIVE = select(ENDPOINTS).where(ENDPOINTS.c.deleted_at.is_(None)).order_by(ENDPOINTS.c.name)
+_COUNTERS = table_of(CounterRow)
+_REVISION = select(_COUNTERS.c.value).where(_COUNTERS.c.name == "routes")
+_NEXT_REVISION = update(_COUNTERS).where(_COUNTERS.c.name == "routes").values(value=_COUNTERS.c.value + 1)
+
+_STARTS = table_of(ColdStartRow)
+_RANK = func.row_number().over(partition_by=_STARTS.c.endpoint_id, order_by=_STARTS.c.at.desc()).label("rank")
+_RECENT = select(_STARTS.c.endpoint_id, _STARTS.c.total_ms, _RANK).subquery()
+_COLD_STARTS = (
+    select(_RECENT.c.endpoint_id, func.avg(_RECENT.c.total_ms))
+    .where(_RECENT.c.rank <= 5)
+    .group_by(_RECENT.c.endpoint_id)
+)
 
 
-def to_endpoint(row: EndpointRow) -> Endpoint:
+def to_endpoint(row: EndpointRow | Row[Any]) -> Endpoint:
     return Endpoint(
         id=row.id,
         tenant_id=row.tenant_id,
@@ -61,7 +75,7 @@ def to_endpoint(row: EndpointRow) -> Endpoint:
         sleep_at=row.sleep_at,
         created_at=row.created_at,
         updated_at=row.updated_at,
-        quota=row.quota,
+        quota=quota_of(row),
         retention=row.retention,
         preset=row.preset,
         target=row.target,
@@ -84,12 +98,12 @@ def to_runtime(fields: Mapping[str, Any]) -> Runtime:
 
 async def bump_routes(session: AsyncSession) -> None:
     """Say that gateways must look again."""
-    await session.execute(update(CounterRow).where(CounterRow.name == "routes").values(value=CounterRow.value + 1))
+    await session.execute(_NEXT_REVISION)
     touch(session, "routes")
 
 
 async def routes_revision(session: AsyncSession) -> int:
-    return await session.scalar(select(CounterRow.value).where(CounterRow.name == "routes")) or 0
+    return await session.scalar(_REVISION) or 0
 
 
 async def create_endpoint(session: AsyncSession, tenant_id: str, spec: Mapping[str, Any], now: float) -> Endpoint:
@@ -145,16 +159,19 @@ async def list_endpoints(
     tenant_id: str | None = None,
     region: str | None = None,
     after: str = "",
-    limit: int = 10_000,
+    limit: int | None = None,
 ) -> list[Endpoint]:
     """Live endpoints by name, those after `after` first."""
-    query = select(EndpointRow).where(EndpointRow.deleted_at.is_(None), EndpointRow.name > after)
+    query = _LIVE
     if tenant_id:
-        query = query.where(EndpointRow.tenant_id == tenant_id)
+        query = query.where(ENDPOINTS.c.tenant_id == tenant_id)
     if region:
-        query = query.where(EndpointRow.region == region)
-    rows = await session.scalars(query.order_by(EndpointRow.name).limit(limit))
-    return [to_endpoint(row) for row in rows]
+        query = query.where(ENDPOINTS.c.region == region)
+    if after:
+        query = query.where(ENDPOINTS.c.name > after)
+    if limit is not None:
+        query = query.limit(limit)
+    return [to_endpoint(row) for row in await session.execute(query)]
 
 
 async def update_endpoint(
@@ -399,14 +416,7 @@ async def list_cold_starts(session: AsyncSession, endpoint_id: str, limit: int) 
 
 async def cold_start_estimates(session: AsyncSession) -> dict[str, float]:
     """Milliseconds that a start takes, by endpoint: the mean of its last five."""
-    rank = func.row_number().over(partition_by=ColdStartRow.endpoint_id, order_by=ColdStartRow.at.desc()).label("rank")
-    recent = select(ColdStartRow.endpoint_id, ColdStartRow.total_ms, rank).subquery()
-    rows = await session.execute(
-        select(recent.c.endpoint_id, func.avg(recent.c.total_ms))
-        .where(recent.c.rank <= 5)
-        .group_by(recent.c.endpoint_id)
-    )
-    return {endpoint_id: float(mean) for endpoint_id, mean in rows}
+    return {endpoint_id: float(mean) for endpoint_id, mean in await session.execute(_COLD_STARTS)}
 
 
 async def _row(session: AsyncSession, name: str, *, lock: bool = False) -> EndpointRow:

@@ -10,11 +10,24 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Endpoint, Rung
 from control_plane.errors import NotFound
-from control_plane.store.models import GenerationRow, ReplicaRow, WakeRow
+from control_plane.store.models import GenerationRow, ReplicaRow, WakeRow, table_of
 
 GENERATIONS_KEPT = 100
 WAKES_KEPT = 200
 PENDING, SERVING, SERVED, FAILED, SUPERSEDED = "pending", "serving", "served", "failed", "superseded"
+
+_WAKES = table_of(WakeRow)
+_RANK = (
+    func.row_number()
+    .over(partition_by=(_WAKES.c.endpoint_id, _WAKES.c.rung), order_by=_WAKES.c.id.desc())
+    .label("rank")
+)
+_RECENT = select(_WAKES.c.endpoint_id, _WAKES.c.rung, _WAKES.c.total_ms, _RANK).subquery()
+_MEANS = (
+    select(_RECENT.c.endpoint_id, _RECENT.c.rung, func.avg(_RECENT.c.total_ms))
+    .where(_RECENT.c.rank <= 5)
+    .group_by(_RECENT.c.endpoint_id, _RECENT.c.rung)
+)
 
 
 async def record(
@@ -126,15 +139,4 @@ async def list_wakes(session: AsyncSession, endpoint_id: str, rung: Rung, limit:
 
 async def wake_estimates(session: AsyncSession) -> dict[tuple[str, str], float]:
     """Milliseconds from a rung to ready, by endpoint and rung: the mean of the last five."""
-    rank = (
-        func.row_number()
-        .over(partition_by=(WakeRow.endpoint_id, WakeRow.rung), order_by=WakeRow.id.desc())
-        .label("rank")
-    )
-    recent = select(WakeRow.endpoint_id, WakeRow.rung, WakeRow.total_ms, rank).subquery()
-    rows = await session.execute(
-        select(recent.c.endpoint_id, recent.c.rung, func.avg(recent.c.total_ms))
-        .where(recent.c.rank <= 5)
-        .group_by(recent.c.endpoint_id, recent.c.rung)
-    )
-    return {(endpoint_id, rung): float(mean) for endpoint_id, rung, mean in rows}
+    return {(endpoint_id, rung): float(mean) for endpoint_id, rung, mean in await session.execute(_MEANS)}

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Float, cast, extract, func, literal, or_, 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.errors import LeaseLost
-from control_plane.store.models import EndpointRow
+from control_plane.store.endpoints import ENDPOINTS
 
 _AT_ONCE = 500
 """Endpoints in one statement."""
@@ -38,14 +38,14 @@ async def take_leases(
     found: dict[str, Lease] = {}
     for first in range(0, len(endpoint_ids), _AT_ONCE):
         rows = await session.execute(
-            update(EndpointRow)
+            update(ENDPOINTS)
             .where(
-                EndpointRow.id.in_(endpoint_ids[first : first + _AT_ONCE]),
-                EndpointRow.deleted_at.is_(None),
-                or_(EndpointRow.lock_expires_at <= moment, EndpointRow.lock_owner == owner),
+                ENDPOINTS.c.id.in_(endpoint_ids[first : first + _AT_ONCE]),
+                ENDPOINTS.c.deleted_at.is_(None),
+                or_(ENDPOINTS.c.lock_expires_at <= moment, ENDPOINTS.c.lock_owner == owner),
             )
-            .values(lock_owner=owner, lock_expires_at=moment + seconds, lock_token=EndpointRow.lock_token + 1)
-            .returning(EndpointRow.id, EndpointRow.lock_token)
+            .values(lock_owner=owner, lock_expires_at=moment + seconds, lock_token=ENDPOINTS.c.lock_token + 1)
+            .returning(ENDPOINTS.c.id, ENDPOINTS.c.lock_token)
         )
         found |= {endpoint_id: Lease(endpoint_id, owner, token, now + seconds) for endpoint_id, token in rows}
     return found
@@ -65,15 +65,15 @@ def _moment(session: AsyncSession, now: float) -> ColumnElement[float]:
 async def guard(session: AsyncSession, lease: Lease, now: float) -> None:
     """Fail this transaction unless `lease` still stands. Locks the row until the transaction ends."""
     token = await session.scalar(
-        update(EndpointRow)
+        update(ENDPOINTS)
         .where(
-            EndpointRow.id == lease.endpoint_id,
-            EndpointRow.lock_token == lease.token,
-            EndpointRow.lock_owner == lease.owner,
-            EndpointRow.lock_expires_at > _moment(session, now),
+            ENDPOINTS.c.id == lease.endpoint_id,
+            ENDPOINTS.c.lock_token == lease.token,
+            ENDPOINTS.c.lock_owner == lease.owner,
+            ENDPOINTS.c.lock_expires_at > _moment(session, now),
         )
         .values(lock_token=lease.token)
-        .returning(EndpointRow.lock_token)
+        .returning(ENDPOINTS.c.lock_token)
     )
     if token is None:
         raise LeaseLost(f"the lease on {lease.endpoint_id} is gone")
@@ -81,12 +81,12 @@ async def guard(session: AsyncSession, lease: Lease, now: float) -> None:
 
 async def owners(session: AsyncSession) -> list[str]:
     """All who hold a lease, or held one until they died."""
-    rows = await session.scalars(select(EndpointRow.lock_owner).where(EndpointRow.lock_owner.is_not(None)).distinct())
+    rows = await session.scalars(select(ENDPOINTS.c.lock_owner).where(ENDPOINTS.c.lock_owner.is_not(None)).distinct())
     return [owner for owner in rows if owner is not None]
 
 
 async def release_leases(session: AsyncSession, owner: str) -> None:
     """Let go of all that `owner` holds, so that another needn't wait for them to expire."""
     await session.execute(
-        update(EndpointRow).where(EndpointRow.lock_owner == owner).values(lock_owner=None, lock_expires_at=0.0)
+        update(ENDPOINTS).where(ENDPOINTS.c.lock_owner == owner).values(lock_owner=None, lock_expires_at=0.0)
     )

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Table,
     false,
 )
 from sqlalchemy import String as Text_
@@ -47,6 +48,11 @@ class Base(DeclarativeBase):
     }
 
 
+def table_of(row: type[Base]) -> Table:
+    """For statements that only read, or change without reading: plain rows take a third of the time of objects."""
+    return Base.metadata.tables[row.__tablename__]
+
+
 class CounterRow(Base):
     """Named counters; `routes` moves with every change that a gateway must see."""
 
@@ -65,7 +71,12 @@ class QuotaColumns:
 
     @property
     def quota(self) -> Quota:
-        return Quota(self.requests_per_minute, self.tokens_per_minute, self.concurrency, self.monthly_budget)
+        return quota_of(self)
+
+
+def quota_of(row: Any) -> Quota:
+    """The bounds in a row that has QuotaColumns."""
+    return Quota(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.monthly_budget)
 
 
 class TenantRow(QuotaColumns, Base):

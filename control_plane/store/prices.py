@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.metering.prices import PriceBook, TokenPrices
 from control_plane.store.endpoints import bump_routes
-from control_plane.store.models import PriceRow
+from control_plane.store.models import PriceRow, table_of
+
+_BOOKS = table_of(PriceRow)
+_NEWEST = select(_BOOKS).order_by(_BOOKS.c.version.desc())
 
 
-def to_book(row: PriceRow) -> PriceBook:
+def to_book(row: PriceRow | Row[Any]) -> PriceBook:
     return PriceBook(
         row.version,
         row.effective_at,
@@ -25,7 +29,7 @@ def to_book(row: PriceRow) -> PriceBook:
 
 async def list_books(session: AsyncSession, limit: int = 1000) -> list[PriceBook]:
     """Newest first."""
-    rows = await session.scalars(select(PriceRow).order_by(PriceRow.version.desc()).limit(limit))
+    rows = await session.execute(_NEWEST.limit(limit))
     return [to_book(row) for row in rows]
 
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Address, Endpoint, Replica, ReplicaState, Rung
-from control_plane.store.models import ReplicaRow
+from control_plane.store.models import ReplicaRow, table_of
+
+_REPLICAS = table_of(ReplicaRow)
+_LIVE = (
+    select(_REPLICAS)
+    .where(_REPLICAS.c.state != ReplicaState.TERMINATED)
+    .order_by(_REPLICAS.c.created_at, _REPLICAS.c.id)
+)
 
 
-def to_replica(row: ReplicaRow) -> Replica:
+def to_replica(row: Row[Any]) -> Replica:
     return Replica(
         id=row.id,
         endpoint_id=row.endpoint_id,
@@ -56,33 +63,30 @@ async def add_intent(
 
 async def live_replicas(session: AsyncSession, endpoint_ids: Sequence[str] | None = None) -> list[Replica]:
     """Every replica that isn't terminated, oldest first; of the given endpoints only, if any are given."""
-    query = select(ReplicaRow).where(ReplicaRow.state != ReplicaState.TERMINATED)
-    if endpoint_ids is not None:
-        query = query.where(ReplicaRow.endpoint_id.in_(endpoint_ids))
-    rows = await session.scalars(query.order_by(ReplicaRow.created_at, ReplicaRow.id))
-    return [to_replica(row) for row in rows]
+    query = _LIVE if endpoint_ids is None else _LIVE.where(_REPLICAS.c.endpoint_id.in_(endpoint_ids))
+    return [to_replica(row) for row in await session.execute(query)]
 
 
 async def by_id(session: AsyncSession, ids: Sequence[str]) -> list[Replica]:
-    return [to_replica(row) for row in await session.scalars(select(ReplicaRow).where(ReplicaRow.id.in_(ids)))]
+    return [to_replica(row) for row in await session.execute(select(_REPLICAS).where(_REPLICAS.c.id.in_(ids)))]
 
 
 async def recent_replicas(session: AsyncSession, endpoint_id: str, limit: int = 20) -> list[Replica]:
     """An endpoint's newest replicas, terminated ones too, newest first."""
-    rows = await session.scalars(
-        select(ReplicaRow)
-        .where(ReplicaRow.endpoint_id == endpoint_id)
-        .order_by(ReplicaRow.created_at.desc(), ReplicaRow.id)
+    rows = await session.execute(
+        select(_REPLICAS)
+        .where(_REPLICAS.c.endpoint_id == endpoint_id)
+        .order_by(_REPLICAS.c.created_at.desc(), _REPLICAS.c.id)
         .limit(limit)
     )
     return [to_replica(row) for row in rows]
 
 
 async def replica_states(session: AsyncSession, ids: Sequence[str]) -> dict[str, ReplicaState]:
-    rows = await session.execute(select(ReplicaRow.id, ReplicaRow.state).where(ReplicaRow.id.in_(ids)))
+    rows = await session.execute(select(_REPLICAS.c.id, _REPLICAS.c.state).where(_REPLICAS.c.id.in_(ids)))
     return {replica_id: ReplicaState(state) for replica_id, state in rows}
 
 
 async def write_replica(session: AsyncSession, replica_id: str, changes: Mapping[str, Any]) -> None:
     """Write what the reconciler found. The caller holds the endpoint's lease and guards the transaction by it."""
-    await session.execute(update(ReplicaRow).where(ReplicaRow.id == replica_id).values(**changes))
+    await session.execute(update(_REPLICAS).where(_REPLICAS.c.id == replica_id).values(**changes))

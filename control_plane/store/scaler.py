@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.store.models import HistoryRow, ScalerRow
+from control_plane.store.models import HistoryRow, ScalerRow, table_of
 from control_plane.store.statements import insert_into
+
+_HISTORY = table_of(HistoryRow)
+_NEWEST = (
+    select(_HISTORY.c.endpoint_id, func.max(_HISTORY.c.at).label("at"))
+    .where(_HISTORY.c.step == bindparam("step"), _HISTORY.c.at >= bindparam("since"))
+    .group_by(_HISTORY.c.endpoint_id)
+    .subquery()
+)
+_MEASURED = (
+    select(_HISTORY.c.endpoint_id, _HISTORY.c.ttft_p95, _HISTORY.c.kv_usage)
+    .join(_NEWEST, (_HISTORY.c.endpoint_id == _NEWEST.c.endpoint_id) & (_HISTORY.c.at == _NEWEST.c.at))
+    .where(_HISTORY.c.step == bindparam("step"))
+)
 
 
 async def memories(session: AsyncSession) -> dict[str, tuple[float, dict[str, Any]]]:
@@ -30,15 +43,5 @@ async def forget_memories(session: AsyncSession, but: Collection[str]) -> None:
 
 async def measured(session: AsyncSession, step: int, since: float) -> dict[str, tuple[float | None, float | None]]:
     """By endpoint: the newest p95 of times to the first token (seconds) and KV use that were kept since `since`."""
-    newest = (
-        select(HistoryRow.endpoint_id, func.max(HistoryRow.at).label("at"))
-        .where(HistoryRow.step == step, HistoryRow.at >= int(since))
-        .group_by(HistoryRow.endpoint_id)
-        .subquery()
-    )
-    rows = await session.execute(
-        select(HistoryRow.endpoint_id, HistoryRow.ttft_p95, HistoryRow.kv_usage)
-        .join(newest, (HistoryRow.endpoint_id == newest.c.endpoint_id) & (HistoryRow.at == newest.c.at))
-        .where(HistoryRow.step == step)
-    )
+    rows = await session.execute(_MEASURED, {"step": step, "since": int(since)})
     return {endpoint_id: (ttft, used) for endpoint_id, ttft, used in rows}

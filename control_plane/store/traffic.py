@@ -7,8 +7,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.domain import Demand
 from control_plane.store.database import touch
-from control_plane.store.models import DemandRow, GatewayRow
+from control_plane.store.models import DemandRow, GatewayRow, table_of
 from control_plane.store.statements import insert_into
+
+_DEMAND = select(table_of(DemandRow))
 
 
 async def beat(session: AsyncSession, gateway_id: str, region: str, url: str, started_at: float, now: float) -> None:
@@ -58,7 +60,7 @@ async def report_demand(session: AsyncSession, gateway_id: str, reports: dict[st
 
 async def demand_by_endpoint(session: AsyncSession) -> dict[str, list[Demand]]:
     result: dict[str, list[Demand]] = {}
-    for row in await session.scalars(select(DemandRow)):
+    for row in await session.execute(_DEMAND):
         result.setdefault(row.endpoint_id, []).append(
             Demand(row.gateway_id, row.in_flight, row.held, row.last_finished_at, row.reported_at)
         )

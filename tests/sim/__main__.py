@@ -1,4 +1,4 @@
-"""`make sim SEEDS=500`: runs seeds; the first that breaks an invariant is printed with the command that replays it."""
+"""`make sim SEEDS=500`: runs seeds; each that breaks an invariant is printed with the command that replays it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from tests.sim.crash import points, run_point
 from tests.sim.report import Report
 from tests.sim.run import run_seed
 
+_TOLD = 100
+"""Seeds after which a line says how far it is."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
@@ -26,19 +29,22 @@ def main() -> int:
     if options.crashes:
         return _crashes(options.crashes)
     seeds = range(options.first, options.first + options.seeds)
-    started, total = time.monotonic(), Report(0)
-    for report in _reports(seeds, options.jobs):
+    started, held, total = time.monotonic(), 0, Report(0)
+    for number, report in enumerate(_reports(seeds, options.jobs), 1):
         if isinstance(report, str):
-            print(f"FAILED {report}", file=sys.stderr)
-            return 1
-        for name in ("requests", "answered", "refused", "machines", "kills", "orphans"):
-            setattr(total, name, getattr(total, name) + getattr(report, name))
-    print(
-        f"{len(seeds)} seeds held in {time.monotonic() - started:.0f} s: {total.requests} requests, {total.answered} "
-        f"answered, {total.machines} machines, {total.orphans} of them swept as orphans, {total.kills} controllers "
-        "killed"
-    )
-    return 0
+            print(f"FAILED {report}", file=sys.stderr, flush=True)
+        else:
+            held += 1
+            for name in ("requests", "answered", "refused", "machines", "kills", "orphans"):
+                setattr(total, name, getattr(total, name) + getattr(report, name))
+        if number % _TOLD == 0 or number == len(seeds):
+            print(
+                f"{held} of {number} seeds held in {time.monotonic() - started:.0f} s: {total.requests} requests, "
+                f"{total.answered} answered, {total.machines} machines, {total.orphans} of them swept as orphans, "
+                f"{total.kills} controllers killed",
+                flush=True,
+            )
+    return int(held < len(seeds))
 
 
 def _crashes(stride: int) -> int:

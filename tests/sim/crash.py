@@ -69,7 +69,7 @@ class CrashWorld(World):
             await endpoints.create_endpoint(session, tenant.id, spec, self._clock(0.0)())
         self._start_controller()
         self._calm = True
-        watching = asyncio.create_task(self._watch(store))
+        watching = asyncio.create_task(self._watch())
         try:
             for changes in STEPS:
                 await self._over([watching], STEP_SECONDS)

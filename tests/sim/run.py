@@ -23,8 +23,9 @@ from control_plane.reconciler import loop as reconciler_loop
 from control_plane.reconciler import sweep as sweeping
 from control_plane.store import endpoints, leases, tenants
 from control_plane.store.schema import upgrade_schema
-from tests.sim.clock import SimulatedLoop, inline_sqlite
+from tests.sim.clock import SimulatedLoop
 from tests.sim.cloud import Prober
+from tests.sim.driver import simulated_sqlite
 from tests.sim.report import Broken, Report
 from tests.sim.world import EPOCH, World
 
@@ -43,7 +44,7 @@ def run_world(build: Callable[[Path], World], name: str) -> Report:
         Prober.cloud = world.cloud
         runner: Awaitable[Report] | Coroutine[Any, Any, Report] = world.run()
         with (
-            inline_sqlite(),
+            simulated_sqlite(),
             mock.patch.object(reconciler_loop, "Prober", Prober),
             mock.patch.object(reconciler_loop, "new_id", world.new_id),
             mock.patch.object(endpoints, "new_id", world.new_id),

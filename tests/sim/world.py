@@ -8,16 +8,14 @@ import os
 import random
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import select
+from typing import Any, NamedTuple
 
 from control_plane.autoscaler.loop import Autoscaler
 from control_plane.config import Timing
-from control_plane.domain import Endpoint, Replica, ReplicaState
+from control_plane.domain import ReplicaState
 from control_plane.errors import IngleError
 from control_plane.gateway.activator import Activator
 from control_plane.gateway.demand import DemandTracker
@@ -26,7 +24,6 @@ from control_plane.reconciler.loop import Reconciler
 from control_plane.security.secret import Secret
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
-from control_plane.store.models import ReplicaRow
 from tests.sim.clock import Process
 from tests.sim.cloud import Cloud, Faults, Provider
 from tests.sim.gateway import Gateway
@@ -45,6 +42,19 @@ ORPHAN_SECONDS = 75.0
 """How long a machine may stand that no row wants, while a controller lives: two sweeps, two slow calls, and its end."""
 _LOOK_SECONDS = 2.5
 """What is looked at each second may have happened so long before."""
+
+_ROWS = "SELECT id, endpoint_id, region, generation, state FROM replicas"
+_BOUNDS = "SELECT id, name, runtime_generation, max_replicas FROM endpoints WHERE deleted_at IS NULL"
+
+
+class Row(NamedTuple):
+    """A replica's row."""
+
+    id: str
+    endpoint_id: str
+    region: str
+    generation: int
+    state: ReplicaState
 
 
 @dataclass
@@ -89,14 +99,13 @@ class World:
 
     # ---- processes
 
-    async def _trouble(self) -> None:
+    def _trouble(self) -> tuple[float, bool]:
         """What a statement may meet: a short wait, or a database that is away."""
-        now = asyncio.get_running_loop().time()
-        if now < self._database_down_until:
-            await asyncio.sleep(0.05)
-            raise sqlite3.OperationalError("disk I/O error")
+        if asyncio.get_running_loop().time() < self._database_down_until:
+            return 0.05, True
         if self.chance.random() < 0.05:
-            await asyncio.sleep(self.chance.uniform(0.0, 0.05 if self._calm else 0.5))
+            return self.chance.uniform(0.0, 0.05 if self._calm else 0.5), False
+        return 0.0, False
 
     def _process(self, name: str) -> Process:
         return Process(name, self._trouble)
@@ -142,7 +151,7 @@ class World:
         background = [
             asyncio.create_task(self._traffic(gateways, calls)),
             asyncio.create_task(self._chaos(store)),
-            asyncio.create_task(self._watch(store)),
+            asyncio.create_task(self._watch()),
         ]
         try:
             await self._over(background, TROUBLE_SECONDS)
@@ -292,23 +301,21 @@ class World:
 
     # ---- what must hold
 
-    async def _watch(self, store: Store) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            async with store.read() as session:
-                known = {endpoint.id: endpoint for endpoint in await endpoints.list_endpoints(session)}
-                live = await replicas.live_replicas(session)
-                standing = [machine.replica_id for machine in self.cloud.standing()]
+    async def _watch(self) -> None:
+        """By a reader of its own, which trouble spares: what is looked at each second is looked at often."""
+        with closing(sqlite3.connect(self.folder / "db")) as reader:
+            while True:
+                await asyncio.sleep(1.0)
                 rows = {
-                    row.id: replicas.to_replica(row)
-                    for row in await session.scalars(select(ReplicaRow).where(ReplicaRow.id.in_(standing)))
+                    row[0]: Row(row[0], row[1], row[2], row[3], ReplicaState(row[4])) for row in reader.execute(_ROWS)
                 }
-            self._check_machines(known, rows)
-            self._check_numbers(known, live)
-            self._check_orphans(rows, asyncio.get_running_loop().time())
-            self.note(sorted((replica.id, str(replica.state)) for replica in live))
+                live = [row for row in rows.values() if row.state is not ReplicaState.TERMINATED]
+                self._check_machines(rows)
+                self._check_numbers(reader.execute(_BOUNDS).fetchall(), live)
+                self._check_orphans(rows, asyncio.get_running_loop().time())
+                self.note(sorted((row.id, str(row.state)) for row in live))
 
-    def _check_machines(self, known: dict[str, Endpoint], rows: dict[str, Replica]) -> None:
+    def _check_machines(self, rows: dict[str, Row]) -> None:
         for name, count in self.cloud.creations.items():
             if count > 1:
                 raise Broken(f"{name} was started {count} times")
@@ -324,15 +331,18 @@ class World:
                 if machine.created_at < seen - _LOOK_SECONDS:
                     raise Broken(f"{machine.replica_id} is called terminated and stands")
 
-    def _check_numbers(self, known: dict[str, Endpoint], live: list[Replica]) -> None:
+    def _check_numbers(self, bounds: list[tuple[str, str, int, int]], live: list[Row]) -> None:
         """Never above the maximum, save for a generation that is being replaced."""
-        for endpoint in known.values():
-            own = [replica for replica in live if replica.endpoint_id == endpoint.id and replica.state.active]
-            current = [replica for replica in own if replica.generation >= endpoint.runtime_generation]
-            if len(current) > endpoint.max_replicas:
-                raise Broken(f"{endpoint.name} has {len(current)} replicas, at most {endpoint.max_replicas} are wanted")
+        for endpoint_id, name, generation, most in bounds:
+            current = [
+                row
+                for row in live
+                if row.endpoint_id == endpoint_id and row.state.active and row.generation >= generation
+            ]
+            if len(current) > most:
+                raise Broken(f"{name} has {len(current)} replicas, at most {most} are wanted")
 
-    def _check_orphans(self, rows: dict[str, Replica], now: float) -> None:
+    def _check_orphans(self, rows: dict[str, Row], now: float) -> None:
         orphans = {
             name for name, row in rows.items() if row.state is ReplicaState.TERMINATED and self.cloud.exists(name)
         }
