@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.sim.crash import points, run_point
-from tests.sim.report import Report
+from tests.sim.exits import run_exits
+from tests.sim.report import Broken, Report
 from tests.sim.run import run_seed
 
 _TOLD = 100
@@ -25,9 +26,14 @@ def main() -> int:
     parser.add_argument(
         "--crashes", type=int, metavar="N", help="instead of seeds: fail at every Nth point of a controller's work"
     )
+    parser.add_argument(
+        "--exits", type=int, metavar="N", help="instead of seeds: N controllers that exit, each at another point"
+    )
     options = parser.parse_args()
     if options.crashes:
         return _crashes(options.crashes)
+    if options.exits:
+        return _exits(options.exits)
     seeds = range(options.first, options.first + options.seeds)
     started, held, total = time.monotonic(), 0, Report(0)
     for number, report in enumerate(_reports(seeds, options.jobs), 1):
@@ -61,6 +67,24 @@ def _crashes(stride: int) -> int:
         f"{runs} failures held in {time.monotonic() - started:.0f} s: {killed} controllers killed, {orphans} machines "
         "swept as orphans"
     )
+    return 0
+
+
+def _exits(count: int) -> int:
+    logging.disable(logging.CRITICAL)
+    started, exits, longest = time.monotonic(), 0, 0.0
+    try:
+        for number, run in enumerate(run_exits(count), 1):
+            exits, longest = exits + run.exits, max(longest, run.longest)
+            if number % _TOLD == 0 or number == count:
+                print(
+                    f"{number} of {count} lives held in {time.monotonic() - started:.0f} s: {exits} controllers "
+                    f"exited; cloud, database and what was asked agreed again within {longest:.2f} s",
+                    flush=True,
+                )
+    except Broken as error:
+        print(f"FAILED {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -27,15 +27,18 @@ _LOCK_SECONDS = 5.0
 @contextmanager
 def simulated_sqlite() -> Generator[None]:
     """Who connects to SQLite meanwhile does so through this driver."""
-    with (
-        mock.patch.object(AsyncAdapt_aiosqlite_dbapi, "connect", _connect),
-        mock.patch.object(database, "create_async_engine", _engine),
-    ):
+    with mock.patch.object(AsyncAdapt_aiosqlite_dbapi, "connect", _connect), compiled_once():
+        yield
+
+
+@contextmanager
+def compiled_once() -> Generator[None]:
+    """Stores that are made meanwhile share what they compile statements to."""
+    with mock.patch.object(database, "create_async_engine", _engine):
         yield
 
 
 def _engine(*arguments: Any, **options: Any) -> AsyncEngine:
-    """Of one dialect with all others, so that statements are compiled once and not by each that is started."""
     engine, first = create_async_engine(*arguments, **options), _first_engine()
     engine.sync_engine.dialect, engine.sync_engine._compiled_cache = first.dialect, first._compiled_cache
     return engine

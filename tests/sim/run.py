@@ -38,8 +38,8 @@ def run_seed(seed: int) -> Report:
 def run_world(build: Callable[[Path], World], name: str) -> Report:
     """Raises Broken, with `name` in its message."""
     warnings.filterwarnings("ignore", category=SAWarning)  # connections of the dead are collected as they lie
-    with tempfile.TemporaryDirectory(prefix="ingle-sim-", dir=_quick_folder()) as folder:
-        shutil.copyfile(_migrated(), f"{folder}/db")
+    with tempfile.TemporaryDirectory(prefix="ingle-sim-", dir=quick_folder()) as folder:
+        shutil.copyfile(migrated(), f"{folder}/db")
         world = build(Path(folder))
         Prober.cloud = world.cloud
         runner: Awaitable[Report] | Coroutine[Any, Any, Report] = world.run()
@@ -65,9 +65,9 @@ def run_world(build: Callable[[Path], World], name: str) -> Report:
 
 
 @functools.cache
-def _migrated() -> str:
+def migrated() -> str:
     """A database to copy, which ends with this process: migrating takes as long as a run."""
-    folder = tempfile.mkdtemp(prefix="ingle-sim-", dir=_quick_folder())
+    folder = tempfile.mkdtemp(prefix="ingle-sim-", dir=quick_folder())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     upgrade_schema(f"sqlite+aiosqlite:///{folder}/db")
     return f"{folder}/db"
@@ -78,6 +78,6 @@ def _database_moment(*_: object) -> ColumnElement[float]:
     return literal(EPOCH + asyncio.get_running_loop().time())
 
 
-def _quick_folder() -> str | None:
+def quick_folder() -> str | None:
     """Memory, where there is such a folder: nothing here need outlive the run."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

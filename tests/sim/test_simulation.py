@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -29,6 +32,16 @@ def test_failures_at_every_point_leave_nothing_behind() -> None:
     for point, warmth in points(24, first=5):
         killed += run_point(point, warmth).kills
     assert killed > 10
+
+
+def test_controllers_that_exit_leave_nothing_behind() -> None:
+    """A part of `python -m tests.sim --exits 500`; in a process that may fork, as it has no threads."""
+    command = [sys.executable, "-m", "tests.sim", "--exits", "12"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    exited = re.search(r"(\d+) controllers exited", ran.stdout)
+    assert exited is not None, ran.stdout
+    assert int(exited[1]) > 6, ran.stdout  # a life has its own course, and may be over before its point comes
 
 
 def first_broken(seeds: range) -> str:
