@@ -127,14 +127,31 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"no answer within {START_S:.0f} s; see {log}")
 
 
+def _group(pid: int) -> Iterator[Path]:
+    """The entries in /proc of a process group."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(entry.name)) == pid:
+                    yield entry
+
+
 def resident_mb(pid: int) -> float:
     """Proportional set size of a process group, in MB: shared pages are counted once."""
     total = 0
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for entry in _group(pid):
         with contextlib.suppress(OSError, ValueError):
-            if os.getpgid(int(entry.name)) == pid:
-                text = (entry / "smaps_rollup").read_text()
-                total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+            text = (entry / "smaps_rollup").read_text()
+            total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
     return total / 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that the living processes of a group have used."""
+    ticks = 0
+    for entry in _group(pid):
+        with contextlib.suppress(OSError):
+            # the name in brackets may hold spaces; user and system time are the 14th and 15th fields
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

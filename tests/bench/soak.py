@@ -1,4 +1,7 @@
-"""`python -m tests.bench.soak --minutes 60`: the same mild load for an hour. Does anything slow down or grow?"""
+"""`python -m tests.bench.soak --minutes 60`: the same mild load for an hour. Does anything slow down or grow?
+
+Processor time a token says it where other work on the machine moves the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import time
 
 from control_plane.bench.driver import Driver, Outcome, Target
 from control_plane.bench.workload import Lengths, Workload, poisson
-from tests.bench.peers import MODEL, ingle, resident_mb, running
+from tests.bench.peers import MODEL, cpu_seconds, ingle, resident_mb, running
 
 
 async def minute(url: str, number: int, rate: float, seconds: float) -> list[Outcome]:
@@ -24,18 +27,22 @@ def main() -> int:
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second")
     options = parser.parse_args()
-    print("| minute | requests | errors | TTFT p50, ms | TPOT p50, ms | memory, MB |\n|---|---|---|---|---|---|")
+    print(
+        "| minute | requests | errors | TTFT p50, ms | TPOT p50, ms | CPU a token, ms | memory, MB |\n"
+        "|---|---|---|---|---|---|---|"
+    )
     with running(ingle()) as server:
         for number in range(options.minutes):
-            started = time.monotonic()
+            started, used = time.monotonic(), cpu_seconds(server.pid)
             outcomes = asyncio.run(minute(server.url, number, options.rate, 58.0))
             good = [outcome for outcome in outcomes if not outcome.error]
             ttft, tpot = (
                 statistics.median(getattr(outcome, name) for outcome in good) * 1000 for name in ("ttft", "tpot")
             )
+            tokens = sum(outcome.input_tokens + outcome.output_tokens for outcome in good)
             print(
                 f"| {number} | {len(outcomes)} | {len(outcomes) - len(good)} | {ttft:.1f} | {tpot:.2f} "
-                f"| {resident_mb(server.pid):.0f} |",
+                f"| {(cpu_seconds(server.pid) - used) * 1000 / tokens:.3f} | {resident_mb(server.pid):.0f} |",
                 flush=True,
             )
             time.sleep(max(0.0, 60 - (time.monotonic() - started)))
