@@ -199,7 +199,7 @@ static int linear(decoder *d, int thread, int phase, int rows, const layer *l, p
         int first_tile = part % groups * take, first_row = part / groups * band;
         int last_tile = first_tile + take < tiles ? first_tile + take : tiles;
         int last_row = first_row + band < rows ? first_row + band : rows;
-        multiply(m, first_tile, last_tile, &in, first_row, last_row, out, stride, add);
+        multiply(m, first_tile, last_tile, first_tile + take * d->s.threads, &in, first_row, last_row, out, stride, add);
     }
     settle(d, phase, parts);
     return phase + 1;

@@ -230,11 +230,27 @@ INLINE void tile_block(const int tiles, const int rows, const matrix *m, int til
     }
 }
 
-// Rows [first, last) of one tile, or of two beside each other.
-INLINE void multiply_tiles(const int tiles, const matrix *m, int tile, const quantized *x, int first, int last, float *out,
-                           int stride, int add) {
-    int row = first;
-    for (; row + 4 <= last; row += 4) tile_block(tiles, 4, m, tile, x, row, out, stride, add);
+// A share of the memory from `from` on, asked for before it is needed.
+INLINE void fetch_share(const void *from, size_t bytes, int share, int shares) {
+    const char *at = (const char *)from + bytes * (size_t)share / (size_t)shares;
+    for (const char *end = (const char *)from + bytes * (size_t)(share + 1) / (size_t)shares; at < end; at += 64) __builtin_prefetch(at);
+}
+
+// Rows [first, last) of one tile, or of two beside each other. Between blocks of rows, what tile `then` and the one after it
+// will need is asked for: their first rows would else wait for memory.
+INLINE void multiply_tiles(const int tiles, const matrix *m, int tile, int then, const quantized *x, int first, int last,
+                           float *out, int stride, int add) {
+    int row = first, blocks = (last - first) / 4, ends = (m->outputs + LANES - 1) / LANES;
+    size_t values = (size_t)(m->inputs / GROUP) * (m->bits == 4 ? 256 : 512);
+    size_t scales = (size_t)(m->inputs / GROUP) * 2 * LANES * (m->half_scales ? sizeof(half) : sizeof(float));
+    int next = then + 2 <= ends ? 2 : then < ends ? 1 : 0;
+    for (int block = 0; block < blocks; block++, row += 4) {
+        if (next) {
+            fetch_share(m->values + (size_t)then * values, (size_t)next * values, block, blocks);
+            fetch_share((const char *)m->scales + (size_t)then * scales, (size_t)next * scales, block, blocks);
+        }
+        tile_block(tiles, 4, m, tile, x, row, out, stride, add);
+    }
     switch (last - row) {
         case 3: tile_block(tiles, 3, m, tile, x, row, out, stride, add); break;
         case 2: tile_block(tiles, 2, m, tile, x, row, out, stride, add); break;
@@ -243,11 +259,13 @@ INLINE void multiply_tiles(const int tiles, const matrix *m, int tile, const qua
     }
 }
 
-static void multiply(const matrix *m, int first_tile, int last_tile, const quantized *x, int first, int last, float *out,
-                     int stride, int add) {
+// `then`: the tile at which this thread is likely to go on after these.
+static void multiply(const matrix *m, int first_tile, int last_tile, int then, const quantized *x, int first, int last,
+                     float *out, int stride, int add) {
     int tile = first_tile;
-    for (; tile + 2 <= last_tile; tile += 2) multiply_tiles(2, m, tile, x, first, last, out, stride, add);
-    if (tile < last_tile) multiply_tiles(1, m, tile, x, first, last, out, stride, add);
+    for (; tile + 2 <= last_tile; tile += 2)
+        multiply_tiles(2, m, tile, tile + 2 < last_tile ? tile + 2 : then, x, first, last, out, stride, add);
+    if (tile < last_tile) multiply_tiles(1, m, tile, then, x, first, last, out, stride, add);
 }
 
 INLINE int tiles_of(const matrix *m) { return (m->outputs + LANES - 1) / LANES; }
