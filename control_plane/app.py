@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,6 +43,7 @@ from control_plane.gateway.hosts import host_names
 from control_plane.gateway.server import Gateway
 from control_plane.listener import TlsListener
 from control_plane.observe.exporter import Exporter
+from control_plane.observe.exports import Export, exports_of
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
 from control_plane.providers.catalogue import Providers, open_providers
@@ -82,6 +83,7 @@ class Platform:
     authority: CertificateAuthority
     tracing: Tracing
     providers: Providers
+    exports: Mapping[str, Export]
     mesh: Mesh | None
 
     @property
@@ -114,13 +116,15 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
         event("store_unavailable", level=logging.WARNING, reason=error.message)
     authority = CertificateAuthority(settings.home, settings.certificate_days, keyring)
     mesh = Mesh(authority, settings.replica_certificate_seconds) if settings.replica_tls else None
+    exports = exports_of(settings.regions, os.environ)
     return Platform(
         settings=settings,
         secret=secret,
         store=Store(settings.store_url),
         authority=authority,
-        tracing=Tracing("ingle"),
-        providers=open_providers(settings, secret, mesh),
+        tracing=Tracing("ingle", exports),
+        providers=open_providers(settings, secret, mesh, exports),
+        exports=exports,
         mesh=mesh,
     )
 
@@ -289,7 +293,7 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     operations = [
         *on_endpoints.table(),
         *RolloutOperations(platform.store, on_endpoints.view).table(),
-        *EvidenceOperations(platform.store, settings, signer, platform.providers.describe).table(),
+        *EvidenceOperations(platform.store, settings, platform.exports, signer, platform.providers.describe).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
         *live.table(),

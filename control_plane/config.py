@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from control_plane.domain import Address
 from control_plane.errors import ConfigError
 from control_plane.provider_settings import AwsSettings, KubernetesSettings, RaySettings
-from control_plane.section import Domain, HostPort, Name, Network, Seconds, Section
+from control_plane.section import Collector, Domain, HostPort, Name, Network, Seconds, Section
 
 
 class AcmeSettings(Section):
@@ -71,8 +71,10 @@ class RegionSettings(Section):
     certificate: Path | None = None
     """A certificate chain, leaf first, and its `key`: for a certificate of somebody else's authority."""
     key: Path | None = None
-
     acme: AcmeSettings | None = None
+    otlp_endpoint: Collector | None = None
+    """The collector that spans and metrics of the region go to, and nowhere else. Without one a region that has a
+    jurisdiction sends none; any other sends to where `OTEL_EXPORTER_OTLP_ENDPOINT` says."""
 
     @model_validator(mode="after")
     def _pair(self) -> RegionSettings:
@@ -231,6 +233,16 @@ class Settings(Section):
         far = [region.name for region in self.regions if region.provider != "local"]
         if far and not self.replica_tls:
             raise ValueError(f"replica_tls must be true: replicas of {', '.join(far)} are on other machines")
+        return self
+
+    @model_validator(mode="after")
+    def _collectors(self) -> Settings:
+        owners: dict[str, RegionSettings] = {}
+        for region in self.regions:
+            first = owners.setdefault(region.otlp_endpoint or region.name, region)
+            if first.jurisdiction != region.jurisdiction:
+                both = f"{first.name} and {region.name}"
+                raise ValueError(f"regions: otlp_endpoint of {both} is the same, and their jurisdictions aren't")
         return self
 
     def region(self, name: str) -> RegionSettings | None:

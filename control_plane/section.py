@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -34,10 +35,21 @@ def _domain(text: str) -> str:
     return name
 
 
+def _collector(text: str) -> str:
+    """The address of an OTLP collector."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port or parts.query or parts.fragment:
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT of a collector")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must hold no credentials: a collector of the region takes what the region sends")
+    return text.rstrip("/")
+
+
 HostPort = Annotated[str, AfterValidator(_address)]
 Name = Annotated[str, AfterValidator(_name)]
 Network = Annotated[str, AfterValidator(_network)]
 Domain = Annotated[str, AfterValidator(_domain)]
+Collector = Annotated[str, AfterValidator(_collector)]
 
 
 class Section(BaseModel):

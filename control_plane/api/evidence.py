@@ -13,7 +13,8 @@ from control_plane.config import Settings
 from control_plane.domain import Phase, ReplicaState, Role
 from control_plane.errors import IngleError
 from control_plane.evidence import write
-from control_plane.observe.logs import iso
+from control_plane.observe.exports import Export
+from control_plane.observe.logs import iso, redact
 from control_plane.security.audit import AuditSigner
 from control_plane.store import endpoints, evidence, generations
 from control_plane.store.database import Store
@@ -29,9 +30,17 @@ _SECONDS = 10.0
 class EvidenceOperations:
     """`describe` is the providers', handed in: the API knows none. Their word is believed over our own records."""
 
-    def __init__(self, store: Store, settings: Settings, signer: AuditSigner, describe: Describe) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        exports: Mapping[str, Export],
+        signer: AuditSigner,
+        describe: Describe,
+    ) -> None:
         self._store = store
         self._settings = settings
+        self._exports = exports
         self._signer = signer
         self._describe = describe
 
@@ -65,6 +74,7 @@ class EvidenceOperations:
         for row, word in zip(rows, said, strict=True):
             records += self._replica(found, row, word)
         records += [{"kind": "traffic", **entry, **_residency(found, entry["region"])} for entry in traffic]
+        records.append(self._exported(found.region))
         records.append({"kind": "kept", "retention_seconds": found.retention, **kept})
         records += [{"kind": "deleted", "at": iso(row.at), "what": row.message} for row in deletions]
         records += [
@@ -90,6 +100,12 @@ class EvidenceOperations:
             "created_at": iso(found.created_at),
             "written_at": iso(now),
         }
+
+    def _exported(self, region: str) -> dict[str, Any]:
+        export = self._exports.get(region)
+        endpoint = None if export is None or export.endpoint is None else redact(export.endpoint)
+        return {"kind": "exported", "what": "spans and metrics", "region": region, "to": endpoint,
+                "why": None if export is None else str(export.why)}  # fmt: skip
 
     async def _ask(self, slots: asyncio.Semaphore, row: ReplicaRow) -> dict[str, Any]:
         async with slots:

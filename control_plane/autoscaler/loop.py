@@ -166,5 +166,5 @@ class Autoscaler:
             await endpoints.tidy(session, now)
             await scaler.forget_memories(session, list(self._memories or ()))
         async with self._store.read() as session:
-            known = await endpoints.list_endpoints(session)
-        await enforce_retention(self._store, known, now)
+            kept_for = [*await endpoints.list_endpoints(session), *await endpoints.list_deleted(session, now)]
+        await enforce_retention(self._store, kept_for, now)

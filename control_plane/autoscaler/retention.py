@@ -14,11 +14,14 @@ from control_plane.store.database import Store
 BATCH = 1000
 _MOST_BATCHES = 100
 DEFAULT_SECONDS = 90 * 86_400.0
-"""For what belongs to endpoints that are gone."""
+"""For what belongs to endpoints that were gone for as long as they kept anything."""
 
 
 async def enforce_retention(store: Store, known: list[Endpoint], now: float, *, batch: int = BATCH) -> dict[str, int]:
-    """Returns how many usage events and endpoint events were deleted. Raises StoreUnavailable."""
+    """Returns how many usage events and endpoint events were deleted. Raises StoreUnavailable.
+
+    `known` are endpoints that are there, and those that were deleted: what they left is kept no longer either.
+    """
     deleted = {"usage_events": 0, "endpoint_events": 0}
     oldest = max([DEFAULT_SECONDS, *(endpoint.retention for endpoint in known)])
     bounds: list[tuple[str | None, float]] = [(endpoint.id, endpoint.retention) for endpoint in known]

@@ -180,6 +180,7 @@ class Gateway:
         if not path.startswith(("/v1/", "/e/")):
             return self._own(request, path)
         span = self._tracing.server_span(
+            self.region,
             f"{request.method} {path if path.startswith('/v1/') else '/e/'}",
             request.headers,
             {"http.request.method": request.method, "ingle.region": self.region},

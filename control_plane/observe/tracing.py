@@ -1,4 +1,4 @@
-"""Traces, exported over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set; free of cost when it isn't."""
+"""Traces, exported over OTLP to where each region's may go; free of cost where that is nowhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from control_plane.errors import ConfigError
+from control_plane.observe.exports import HEADERS, Export, Why
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -16,31 +17,34 @@ SERVICE_NAME = "service.name"
 
 
 class Tracing:
-    """One per process; `close` sends what is still buffered."""
+    """One per process, for spans of the regions in `exports`; `close` sends what is still buffered.
 
-    def __init__(self, service: str) -> None:
-        self._provider: TracerProvider | None = None
-        if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
-            return
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    Raises ConfigError for a protocol that isn't known or isn't installed.
+    """
 
-        self._provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
-        self._provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    def __init__(self, service: str, exports: Mapping[str, Export]) -> None:
+        self._providers: dict[str, TracerProvider] = {}
+        for region, export in exports.items():
+            if export.endpoint is not None:
+                self._providers[region] = _provider(service, region, export)
 
-    def server_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> ServerSpan:
+    def server_span(
+        self, region: str, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]
+    ) -> ServerSpan:
         """The span of one request, a child of the caller's span if `headers` name one. Must be ended."""
-        return ServerSpan(self._provider, name, headers, attributes)
+        return ServerSpan(self._providers.get(region), name, headers, attributes)
 
-    def past(self, name: str, start: float, end: float, attributes: Mapping[str, Any], error: str | None) -> None:
+    def past(
+        self, region: str, name: str, start: float, end: float, attributes: Mapping[str, Any], error: str | None
+    ) -> None:
         """A trace of its own, of something that is over: a cold start, a rollout. Times are seconds since the epoch."""
-        if self._provider is None:
+        provider = self._providers.get(region)
+        if provider is None:
             return
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode
 
-        tracer = self._provider.get_tracer("ingle.controller")
+        tracer = provider.get_tracer("ingle.controller")
         span = tracer.start_span(name, Context(), attributes=dict(attributes), start_time=int(start * 1e9))
         if error is not None:
             span.set_attribute("error.type", error)
@@ -48,25 +52,38 @@ class Tracing:
         span.end(int(end * 1e9))
 
     def close(self) -> None:
-        if self._provider is not None:
-            self._provider.shutdown()
+        for provider in self._providers.values():
+            provider.shutdown()
 
 
-def _exporter() -> SpanExporter:
-    """By `OTEL_EXPORTER_OTLP_PROTOCOL`. Raises ConfigError for one that isn't known or isn't installed."""
-    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general
-    if protocol == "grpc":
+def _provider(service: str, region: str, export: Export) -> TracerProvider:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service, "ingle.region": region}))
+    hidden = HEADERS if export.why is Why.REGION else ()
+    kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}  # read when an exporter is made
+    try:
+        provider.add_span_processor(BatchSpanProcessor(_exporter(export)))
+    finally:
+        os.environ.update(kept)
+    return provider
+
+
+def _exporter(export: Export) -> SpanExporter:
+    endpoint = export.place_of("traces") if export.why is Why.REGION else None
+    if export.protocol == "grpc":
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
         except ImportError:
             raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL=grpc needs: pip install 'ingle[grpc]'") from None
-        return Grpc(timeout=5)
-    if protocol != "http/protobuf":
-        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc or http/protobuf, not {protocol!r}")
+        return Grpc(endpoint, timeout=5)
+    if export.protocol != "http/protobuf":
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc or http/protobuf, not {export.protocol!r}")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(timeout=5)
+    return OTLPSpanExporter(endpoint, timeout=5)
 
 
 class ServerSpan:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ class AwsProvider:
     """Implements `Provider` with instances of one region of AWS, which is `region` here.
 
     `installation` is in the tags of all that is ours, `home` the control plane's, `terminate_grace` in seconds, and
-    `log_bytes` bounds each of a replica's two log files. An instance looks every `word` seconds for what it is told.
-    For `fresh`, `beat` and `pause` see `Watch` and `AwsCalls`.
+    `log_bytes` bounds each of a replica's two log files, `variables` are set for replicas. An instance looks every
+    `word` seconds for what it is told. For `fresh`, `beat` and `pause` see `Watch` and `AwsCalls`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class AwsProvider:
         terminate_grace: float,
         log_bytes: int,
         mesh: Mesh | None = None,
+        variables: Mapping[str, str] | None = None,
         fresh: float = _FRESH_SECONDS,
         beat: float = _BEAT_SECONDS,
         word: float = _WORD_SECONDS,
@@ -68,6 +69,7 @@ class AwsProvider:
             "grace": terminate_grace,
             "log_bytes": log_bytes,
             "word_seconds": word,
+            "variables": dict(variables or {}),
         }
         self._mesh = mesh
         self._link = mesh.link if mesh else PLAIN

@@ -120,6 +120,7 @@ class Guest:
             terminate_grace=self._order["grace"],
             log_bytes=self._order["log_bytes"],
             mesh=self._delivered,
+            variables={self._spec.region: self._order["variables"]},
             host=host,
         )
 

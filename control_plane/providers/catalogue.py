@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from typing import TypeAlias
 
 from control_plane.config import Settings
 from control_plane.domain import Description, Offer
 from control_plane.errors import ConfigError, IngleError
 from control_plane.observe import metrics
+from control_plane.observe.exports import Export
 from control_plane.provider_settings import AwsSettings, KubernetesSettings, RaySettings
 from control_plane.providers.aws import AwsProvider
 from control_plane.providers.base import Provider
@@ -19,6 +21,9 @@ from control_plane.providers.ray import RayProvider, Spot
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.mesh import Mesh
 from control_plane.security.secret import Secret
+
+Variables: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Of replicas' environments, by region."""
 
 
 class Providers:
@@ -54,35 +59,38 @@ class Providers:
                 await provider.close()
 
 
-def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None) -> Providers:
+def open_providers(settings: Settings, secret: Secret, mesh: Mesh | None, exports: Mapping[str, Export]) -> Providers:
     """Nothing is connected yet. Raises ConfigError where a region's provider can't be used here."""
+    variables = {region: export.variables for region, export in exports.items()}
     for region in settings.regions:
         metrics.quota_refusals.labels(region.name)  # begins at 0, so that the first one is seen
     found: dict[str, Provider] = {}
     local = [region.name for region in settings.regions if region.provider == "local"]
     if local:
-        found |= dict.fromkeys(local, _local(settings, secret, mesh, local))
+        found |= dict.fromkeys(local, _local(settings, secret, mesh, local, variables))
     clusters: dict[tuple[object, ...], dict[str, RaySettings]] = {}
     for region in settings.regions:
         if region.ray is not None:
             cluster = (region.ray.address, region.ray.token_file, region.ray.node_home)
             clusters.setdefault(cluster, {})[region.name] = region.ray
     for regions in clusters.values():
-        found |= dict.fromkeys(regions, _ray(settings, secret, mesh, regions))
+        found |= dict.fromkeys(regions, _ray(settings, secret, mesh, regions, variables))
     for region in settings.regions:
         if region.aws is not None:
-            found[region.name] = _aws(settings, secret, mesh, region.name, region.aws)
+            found[region.name] = _aws(settings, secret, mesh, region.name, region.aws, variables)
     pods: dict[tuple[object, ...], dict[str, KubernetesSettings]] = {}
     for region in settings.regions:
         if region.kubernetes is not None:
             place = (region.kubernetes.kubeconfig, region.kubernetes.context, region.kubernetes.namespace)
             pods.setdefault(place, {})[region.name] = region.kubernetes
     for theirs in pods.values():
-        found |= dict.fromkeys(theirs, _kubernetes(settings, secret, mesh, theirs))
+        found |= dict.fromkeys(theirs, _kubernetes(settings, secret, mesh, theirs, variables))
     return Providers(found)
 
 
-def _local(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Sequence[str]) -> LocalProvider:
+def _local(
+    settings: Settings, secret: Secret, mesh: Mesh | None, regions: Sequence[str], variables: Variables
+) -> LocalProvider:
     return LocalProvider(
         settings.home,
         secret,
@@ -91,10 +99,13 @@ def _local(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Seque
         terminate_grace=settings.timing.terminate_grace,
         log_bytes=settings.replica_log_bytes,
         mesh=mesh,
+        variables=variables,
     )
 
 
-def _ray(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping[str, RaySettings]) -> RayProvider:
+def _ray(
+    settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping[str, RaySettings], variables: Variables
+) -> RayProvider:
     first, cluster = next(iter(regions.items()))
     if find_spec("ray") is None:
         raise ConfigError(f"region {first}: ray isn't installed: pip install 'ingle[ray]'", param="regions")
@@ -110,10 +121,15 @@ def _ray(settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping
         terminate_grace=settings.timing.terminate_grace,
         log_bytes=settings.replica_log_bytes,
         mesh=mesh,
+        variables=variables,
+        # a place of another law is no place for them
+        keeps_logs=not any(found.jurisdiction for found in settings.regions if found.name in regions),
     )
 
 
-def _aws(settings: Settings, secret: Secret, mesh: Mesh | None, region: str, own: AwsSettings) -> AwsProvider:
+def _aws(
+    settings: Settings, secret: Secret, mesh: Mesh | None, region: str, own: AwsSettings, variables: Variables
+) -> AwsProvider:
     if find_spec("boto3") is None:
         raise ConfigError(f"region {region}: boto3 isn't installed: pip install 'ingle[aws]'", param="regions")
     return AwsProvider(
@@ -126,11 +142,16 @@ def _aws(settings: Settings, secret: Secret, mesh: Mesh | None, region: str, own
         terminate_grace=settings.timing.terminate_grace,
         log_bytes=settings.replica_log_bytes,
         mesh=mesh,
+        variables=variables.get(region),
     )
 
 
 def _kubernetes(
-    settings: Settings, secret: Secret, mesh: Mesh | None, regions: Mapping[str, KubernetesSettings]
+    settings: Settings,
+    secret: Secret,
+    mesh: Mesh | None,
+    regions: Mapping[str, KubernetesSettings],
+    variables: Variables,
 ) -> KubernetesProvider:
     if find_spec("kubernetes_asyncio") is None:
         first = next(iter(regions))
@@ -142,6 +163,7 @@ def _kubernetes(
         installation=installation_name(secret),
         grace=settings.timing.drain_timeout,
         mesh=mesh,
+        variables=variables,
     )
 
 

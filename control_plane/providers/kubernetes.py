@@ -41,7 +41,8 @@ _APPLY = "application/apply-patch+yaml"
 class KubernetesProvider:
     """Implements `Provider` for the regions of one cluster and namespace, by region name.
 
-    `grace` is in seconds. Pods and secrets carry `installation`; nothing else is ever touched.
+    `grace` is in seconds; `variables` are set for replicas of a region, by region. Pods and secrets carry
+    `installation`; nothing else is ever touched.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class KubernetesProvider:
         installation: str,
         grace: float,
         mesh: Mesh | None = None,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._regions = dict(regions)
@@ -60,6 +62,7 @@ class KubernetesProvider:
         self._installation = installation
         self._grace = grace
         self._mesh = mesh
+        self._variables = dict(variables or {})
         self._link = mesh.link if mesh else PLAIN
         self._clock = clock
         self._client: ApiClient | None = None
@@ -103,7 +106,9 @@ class KubernetesProvider:
                 return  # an id is started once, ever
         await self._apply(made.budget(self._installation, spec.endpoint_name))
         tls = self._mesh is not None
-        await self._create("pod", made.pod(self._installation, spec, spec.region, own, tls=tls, grace=self._grace))
+        variables = self._variables.get(spec.region, {})
+        pod = made.pod(self._installation, spec, spec.region, own, tls=tls, grace=self._grace, variables=variables)
+        await self._create("pod", pod)
 
     async def describe(self, replica_id: str) -> Description:
         found = await self._read("pod", made.object_name(replica_id))

@@ -86,7 +86,14 @@ def budget(installation: str, endpoint: str) -> dict[str, Any]:
 
 
 def pod(
-    installation: str, spec: ReplicaSpec, region: str, own: KubernetesSettings, *, tls: bool, grace: float
+    installation: str,
+    spec: ReplicaSpec,
+    region: str,
+    own: KubernetesSettings,
+    *,
+    tls: bool,
+    grace: float,
+    variables: Mapping[str, str],
 ) -> dict[str, Any]:
     """Its container is the engine as it would run anywhere; what it may not do, it doesn't need."""
     name = object_name(spec.replica_id)
@@ -125,6 +132,7 @@ def pod(
                         {"name": "INGLE_ENDPOINT", "value": spec.endpoint_name},
                         {"name": "INGLE_REPLICA", "value": spec.replica_id},
                         {"name": "INGLE_CACHE", "value": CACHE_AT},
+                        *({"name": name, "value": value} for name, value in sorted(variables.items())),
                     ],
                     "ports": [{"name": "replica", "containerPort": own.port}],
                     "resources": {"requests": resources | limits, "limits": limits},

@@ -60,6 +60,7 @@ class LocalProvider:
     """Implements `Provider` with processes of this machine.
 
     `terminate_grace` is in seconds, `log_bytes` bounds each of two log files, `host` is where replicas listen.
+    `variables` are set for replicas of a region, by region.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LocalProvider:
         terminate_grace: float,
         log_bytes: int,
         mesh: Equipment | None = None,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
         host: str = _HOST,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -82,6 +84,7 @@ class LocalProvider:
         self._grace = terminate_grace
         self._log_bytes = log_bytes
         self._mesh = mesh
+        self._variables = dict(variables or {})
         self._host = host
         self._link = mesh.link if mesh else PLAIN
         self._clock = clock
@@ -190,7 +193,7 @@ class LocalProvider:
             "INGLE_ENDPOINT": spec.endpoint_name,
             MARK: spec.replica_id,
         }
-        return environment
+        return {**environment, **self._variables.get(spec.region, {})}
 
     def _write_process(self, folder: Path, pid: int) -> None:
         process = {"pid": pid, "start_time": start_time(pid), "began_at": began_at(pid) or self._clock()}

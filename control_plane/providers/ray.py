@@ -54,7 +54,8 @@ class RayProvider:
     """Implements `Provider` with actors of one cluster; `spots` are its regions by name.
 
     `home` is the control plane's, for certificates and last logs, `node_home` one of each node, `terminate_grace` is in
-    seconds, and `log_bytes` bounds each of a replica's two log files.
+    seconds, and `log_bytes` bounds each of a replica's two log files. `variables` are set for replicas of a region, by
+    region. With `keeps_logs` what replicas logged last comes here when they end; their nodes have it anyway.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class RayProvider:
         terminate_grace: float,
         log_bytes: int,
         mesh: Mesh | None = None,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
+        keeps_logs: bool = True,
     ) -> None:
         self._cluster = link
         self._secret = secret
@@ -80,6 +83,8 @@ class RayProvider:
         self._grace = terminate_grace
         self._log_bytes = log_bytes
         self._mesh = mesh
+        self._variables = dict(variables or {})
+        self._keeps_logs = keeps_logs
         self._link = mesh.link if mesh else PLAIN
         self._sent: dict[str, tuple[str, str]] = {}
 
@@ -124,7 +129,7 @@ class RayProvider:
 
     async def terminate(self, replica_id: str) -> None:
         last = await self._cluster.call("terminate", replica_id=replica_id, patience=self._grace + _ANSWER_MARGIN)
-        if last is not None:
+        if last is not None and self._keeps_logs:
             lines, position = last
             await asyncio.to_thread(self._last_logs.keep, replica_id, lines, position)
         self._sent.pop(replica_id, None)
@@ -163,6 +168,7 @@ class RayProvider:
             "namespace": self._cluster.namespace,
             "pair": pair,
             "authority": authority,
+            "variables": dict(self._variables.get(spec.region, {})),
         }
         return json.dumps(order)
 

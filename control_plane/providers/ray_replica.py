@@ -103,6 +103,7 @@ class RayReplica:
             terminate_grace=asked["grace"],
             log_bytes=asked["log_bytes"],
             mesh=self._mesh,
+            variables={region: asked["variables"]},
             host=ray.util.get_node_ip_address(),
         )
 

@@ -27,7 +27,7 @@ def observe_start(
         facts = {**_facts(endpoint), "ingle.replica": replica_id, "ingle.rung": str(rung)}
         facts |= {f"ingle.cold_start.{phase}_ms": ms for phase, ms in parts.items()}
         name = "cold_start" if rung is Rung.COLD else "wake"
-        tracing.past(f"{name} {endpoint.name}", now - total_ms / 1000, now, facts, None)
+        tracing.past(endpoint.region, f"{name} {endpoint.name}", now - total_ms / 1000, now, facts, None)
 
 
 def trace_rollout(tracing: Tracing, endpoint: Endpoint, changes: Mapping[str, Any], now: float) -> None:
@@ -38,7 +38,7 @@ def trace_rollout(tracing: Tracing, endpoint: Endpoint, changes: Mapping[str, An
     facts = {**_facts(endpoint), "ingle.generation.from": endpoint.observed_generation}
     facts["ingle.generation.to"] = endpoint.generation
     code = None if settled else str(changes.get("reason_code") or "failed")
-    tracing.past(f"rollout {endpoint.name}", endpoint.updated_at, now, facts, code)
+    tracing.past(endpoint.region, f"rollout {endpoint.name}", endpoint.updated_at, now, facts, code)
 
 
 def _facts(endpoint: Endpoint) -> dict[str, Any]:

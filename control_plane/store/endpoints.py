@@ -174,6 +174,12 @@ async def list_endpoints(
     return [to_endpoint(row) for row in await session.execute(query)]
 
 
+async def list_deleted(session: AsyncSession, now: float) -> list[Endpoint]:
+    """Endpoints that are gone, and whose retention isn't over, or has been for a week at most."""
+    query = select(EndpointRow).where(EndpointRow.deleted_at + EndpointRow.retention > now - 7 * 86_400)
+    return [to_endpoint(row) for row in await session.scalars(query)]
+
+
 async def update_endpoint(
     session: AsyncSession,
     name: str,

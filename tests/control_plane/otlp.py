@@ -24,6 +24,9 @@ class Collector:
     grpc: str = ""
     spans: list[Span] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
+    regions: set[str] = field(default_factory=set)
+    """That something came of."""
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     def nth(self, name: str, index: int = 0) -> Span | None:
         """The span of that name that came after `index` others, once it is here."""
@@ -32,11 +35,16 @@ class Collector:
 
     def take_spans(self, request: Any) -> None:
         for resource in request.resource_spans:
+            self._note(resource)
             for scope in resource.scope_spans:
                 self.spans += scope.spans
 
+    def _note(self, item: Any) -> None:
+        self.regions.add(str(attributes(item.resource).get("ingle.region", "")))
+
     def take_metrics(self, request: Any) -> None:
         for resource in request.resource_metrics:
+            self._note(resource)
             for scope in resource.scope_metrics:
                 self.metrics |= {metric.name for metric in scope.metrics}
 
@@ -52,6 +60,7 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            collector.headers.append(dict(self.headers))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             if self.path == "/v1/traces":

@@ -118,9 +118,12 @@ async def test_events_are_deleted_when_their_endpoint_says_so_and_hours_stay(sto
     day = 86_400.0
     short = await make_endpoint(store, name="short", retention=day)
     long = await make_endpoint(store, name="long", retention=200 * day)
+    gone = await make_endpoint(store, name="gone", region="local-me", retention=day)
     now = 300 * day
     async with store.write() as session:
-        for endpoint_id in (short.id, long.id, "ep_gone"):
+        await endpoints.write_observed(session, gone, {"deleted_at": now - 1.5 * day}, now)
+    async with store.write() as session:
+        for endpoint_id in (short.id, long.id, gone.id, "ep_gone"):
             ages = (0.5, 2, 100, 250)
             events = [
                 event(f"{endpoint_id}{age}", endpoint_id=endpoint_id, started_at=now - age * day, region="local-eu")
@@ -130,18 +133,20 @@ async def test_events_are_deleted_when_their_endpoint_says_so_and_hours_stay(sto
         for one in (short, long):
             endpoints.add_event(session, one, now - 2 * day, "note", None, "two days old")
     async with store.read() as session:
-        known = await endpoints.list_endpoints(session)
+        known = [*await endpoints.list_endpoints(session), *await endpoints.list_deleted(session, now)]
     deleted = await enforce_retention(store, known, now, batch=2)
-    # Of `short` all but the newest; of `long` and what is gone, what is older than anything is kept.
-    assert deleted == {"usage_events": 3 + 1 + 1, "endpoint_events": 2 + 1}
+    # Of `short` and `gone` all but the newest; of `long` and what nobody knows, what is older than anything is kept.
+    assert deleted == {"usage_events": 3 + 3 + 1 + 1, "endpoint_events": 2 + 1 + 1}
     assert await enforce_retention(store, known, now) == {"usage_events": 0, "endpoint_events": 0}
     async with store.read() as session:
         hours = await usage.usage_summary(session, since=0, until=now)
-        assert sum(row["requests"] for row in hours) == 12
+        assert sum(row["requests"] for row in hours) == 16
+        assert await endpoints.list_deleted(session, now + 20 * day) == []
         kept = await endpoints.list_events(session)
         assert [e.message for e in kept if e.kind != "retention"] == ["two days old"]
         told = {e.message for e in kept if e.kind == "retention"}
         assert told == {
             "3 usage events, 2 endpoint events older than 86400 s",
+            "3 usage events, 1 endpoint events older than 86400 s",
             "1 usage events, 1 endpoint events older than 1.728e+07 s",
         }

@@ -52,6 +52,15 @@ def test_regions_take_the_next_ports_unless_they_have_their_own(tmp_path: Path) 
         ({"INGLE_REGIONS": '[{"name": "a"}, {"name": "a"}]'}, "regions"),
         ({"INGLE_REGIONS": '[{"name": "a", "jurisdiction": "France"}]'}, "regions.0.jurisdiction"),
         ({"INGLE_REGIONS": '[{"name": "a", "provider": "cloud"}]'}, "regions.0.provider"),
+        ({"INGLE_REGIONS": '[{"name": "a", "otlp_endpoint": "collector:4317"}]'}, "regions.0.otlp_endpoint"),
+        ({"INGLE_REGIONS": '[{"name": "a", "otlp_endpoint": "http://u:p@c:1"}]'}, "otlp_endpoint: must hold no"),
+        (
+            {
+                "INGLE_REGIONS": '[{"name": "a", "jurisdiction": "DE", "otlp_endpoint": "http://c:1/"},'
+                ' {"name": "b", "jurisdiction": "FR", "otlp_endpoint": "http://c:1"}]'
+            },
+            "otlp_endpoint of a and b is the same",
+        ),
         ({"INGLE_REGIONS": '[{"name": "a", "provider": "ray"}]'}, "regions.0: ray"),
         ({"INGLE_REGIONS": f'[{{"name": "a", "ray": {RAY}}}]'}, "regions.0: ray"),
         ({"INGLE_REGIONS": f'[{{"name": "a", "provider": "ray", "ray": {RAY}}}]'}, "replica_tls"),
@@ -83,7 +92,7 @@ def test_a_region_on_ray_is_private_and_needs_its_token(tmp_path: Path) -> None:
     assert region.ray is not None
     assert (region.ray.label, region.ray.value, region.ray.cpus) == ("region", None, 1.0)
     with pytest.raises(ConfigError, match=r"region fr-1: ray\.token_file /none/token"):
-        open_providers(settings, load_secret(tmp_path), None)
+        open_providers(settings, load_secret(tmp_path), None, {})
 
 
 @pytest.mark.parametrize("text", ["not toml", "unknown_field = 1", "[limits]\nmax_hold = 1"])

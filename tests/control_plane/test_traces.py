@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
 from control_plane.client import trust
+from control_plane.config import RegionSettings
 from control_plane.errors import ConfigError
+from control_plane.observe.exports import exports_of
 from control_plane.observe.tracing import Tracing
 from control_plane.profile import read_profile
 from tests.control_plane.harness import Installation, chat, create, ingle, installed, until
@@ -144,4 +147,4 @@ def test_a_protocol_that_is_not_known_is_said_at_the_start(tmp_path: Path, monke
     for name, value in more.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError):
-        Tracing("x")
+        Tracing("x", exports_of([RegionSettings(name="r")], os.environ))

@@ -6,9 +6,10 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,13 +31,16 @@ from tests.control_plane.harness import REPLICA, Aws
 COMMAND = (sys.executable, str(REPLICA))
 GRACE = 3.0
 LOG_BYTES = 8192
+Variables = Mapping[str, str]
+NONE: Variables = MappingProxyType({})
 
 
 @dataclass
 class Ground:
     """`make` gives another provider on the same state, as a control plane that starts anew has it.
 
-    With `elsewhere` that one's region eu-1 is another place than where replicas of before were started.
+    With `elsewhere` that one's region eu-1 is another place than where replicas of before were started; `variables` are
+    those of eu-1's replicas.
     """
 
     home: Path
@@ -83,13 +87,23 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     links: list[RayLink] = []
     instances: list[AwsProvider] = []
 
-    def local(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> LocalProvider:
+    def local(
+        command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False, variables: Variables = NONE
+    ) -> LocalProvider:
         regions = ["me-1" if elsewhere else "eu-1"]
         return LocalProvider(
-            tmp_path, secret, regions=regions, command=command, terminate_grace=grace, log_bytes=LOG_BYTES
+            tmp_path,
+            secret,
+            regions=regions,
+            command=command,
+            terminate_grace=grace,
+            log_bytes=LOG_BYTES,
+            variables={"eu-1": variables},
         )
 
-    def on_ray(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> RayProvider:
+    def on_ray(
+        command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False, variables: Variables = NONE
+    ) -> RayProvider:
         found: Cluster = request.getfixturevalue("cluster")
         namespace = f"ingle-{tmp_path.parent.name}-{tmp_path.name}"
         links.append(RayLink(found.address, namespace, found.token_file))
@@ -105,9 +119,12 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             command=command,
             terminate_grace=grace,
             log_bytes=LOG_BYTES,
+            variables={"eu-1": variables},
         )
 
-    def on_aws(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> AwsProvider:
+    def on_aws(
+        command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False, variables: Variables = NONE
+    ) -> AwsProvider:
         found: Cloud = request.getfixturevalue("cloud")
         found.proxy.forgive()
         if elsewhere:
@@ -122,6 +139,7 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
                 command=command,
                 terminate_grace=grace,
                 log_bytes=LOG_BYTES,
+                variables=variables,
                 fresh=0.15,
                 beat=0.2,
                 word=0.2,

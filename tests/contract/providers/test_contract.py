@@ -192,6 +192,19 @@ async def test_logs_are_bounded(ground: Ground, one: str) -> None:
     await gone(provider, one)
 
 
+async def test_what_a_region_sets_for_its_replicas_reaches_them(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, one: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://canary:4318")
+    provider = ground.make(variables={"OTEL_EXPORTER_OTLP_ENDPOINT": "", "OTEL_OWN": "a b"})
+    await provider.ensure(spec(one))
+    await becomes(provider, one, Phase.RUNNING)
+    (pid,) = ground.processes(one)
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert {b"OTEL_EXPORTER_OTLP_ENDPOINT=", b"OTEL_OWN=a b"} <= set(environment)
+    assert not [entry for entry in environment if b"canary" in entry]
+
+
 async def test_secrets_of_the_control_plane_do_not_reach_a_replica(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, one: str
 ) -> None:

@@ -26,7 +26,7 @@ from control_plane.providers.kubernetes import KubernetesProvider
 from control_plane.providers.processes import MARK, marked
 from control_plane.security.secret import load_secret
 from tests.contract.providers.common import becomes, gone, spec
-from tests.contract.providers.conftest import COMMAND, GRACE, Ground
+from tests.contract.providers.conftest import COMMAND, GRACE, NONE, Ground, Variables
 from tests.contract.providers.kube_api import VERSION, Cluster
 from tests.contract.providers.test_contract import (  # noqa: F401 - they run here, on this file's ground
     test_a_call_whose_answer_was_lost_is_repeated_without_harm,
@@ -39,6 +39,7 @@ from tests.contract.providers.test_contract import (  # noqa: F401 - they run he
     test_one_that_never_was_is_absent_and_may_be_drained_and_terminated,
     test_one_that_runs_elsewhere_is_said_to_whatever_is_on_record,
     test_secrets_of_the_control_plane_do_not_reach_a_replica,
+    test_what_a_region_sets_for_its_replicas_reaches_them,
     test_what_cannot_be_started_is_refused_with_its_code,
 )
 
@@ -80,12 +81,20 @@ async def kubeconfig(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Path]:
 async def ground(cluster: Cluster, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Ground]:
     providers: list[KubernetesProvider] = []
 
-    def make(command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False) -> Provider:
+    def make(
+        command: Sequence[str] = COMMAND, grace: float = GRACE, elsewhere: bool = False, variables: Variables = NONE
+    ) -> Provider:
         cluster.command = (command[0],)
         nodes = {"topology.kubernetes.io/region": "me-1"} if elsewhere else {}
         own = settings(kubeconfig, command=("unused", *command[1:]), node_selector=nodes)
         providers.append(
-            KubernetesProvider({"eu-1": own}, load_secret(tmp_path), installation=INSTALLATION, grace=grace)
+            KubernetesProvider(
+                {"eu-1": own},
+                load_secret(tmp_path),
+                installation=INSTALLATION,
+                grace=grace,
+                variables={"eu-1": variables},
+            )
         )
         return providers[-1]
 
@@ -281,7 +290,7 @@ async def test_what_it_printed(ground: Ground, one: str) -> None:
 def test_manifests_are_as_the_published_schemas_say(gpu: str | None, tls: bool) -> None:
     own = settings(Path("none"), cache_claim="weights")
     asked = ReplicaSpec("rep_1", "chat", "eu-1", "m", gpu=gpu, gpus=2, engine_args=("--a=$(POD_IP)",))
-    pod = kubernetes_pod.pod(INSTALLATION, asked, "eu-1", own, tls=tls, grace=60.0)
+    pod = kubernetes_pod.pod(INSTALLATION, asked, "eu-1", own, tls=tls, grace=60.0, variables={"OTEL_X": ""})
     for manifest in (
         pod,
         kubernetes_pod.secret(INSTALLATION, asked, {"token": b"t"}),
@@ -291,3 +300,4 @@ def test_manifests_are_as_the_published_schemas_say(gpu: str | None, tls: bool) 
     arguments = pod["spec"]["containers"][0]["args"]
     assert "--a=$$(POD_IP)" in arguments, "what an operator writes is no variable of the cluster's"
     assert ("--tls-pair" in arguments) is tls
+    assert {"name": "OTEL_X", "value": ""} in pod["spec"]["containers"][0]["env"]

@@ -49,6 +49,7 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
         link: RayLink | None = None,
         mesh: Mesh | None = None,
         grace: float = GRACE,
+        keeps_logs: bool = True,
     ) -> RayProvider:
         links.append(link or RayLink(cluster.address, namespace, cluster.token_file))
         return RayProvider(
@@ -61,6 +62,7 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
             terminate_grace=grace,
             log_bytes=LOG_BYTES,
             mesh=mesh,
+            keeps_logs=keeps_logs,
         )
 
     yield made
@@ -135,6 +137,18 @@ async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(
         (pid,) = marked(MARK, name)
         assert f"INGLE_CACHE={node.cache}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         await gone(provider, name)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_last_logs_leave_the_node_only_where_they_may(make: Make, one: str, keeps: bool) -> None:
+    provider = make(keeps_logs=keeps)
+    await provider.ensure(spec(one))
+    await becomes(provider, one, Phase.RUNNING)
+    there, _ = await provider.logs(one, 10)
+    await gone(provider, one)
+    kept, _ = await provider.logs(one, 10)
+    assert there
+    assert kept[: len(there)] == (there if keeps else [])
 
 
 async def test_a_region_without_nodes_is_refused_until_it_has_one(make: Make, cluster: Cluster, one: str) -> None:
