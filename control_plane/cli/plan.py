@@ -11,11 +11,13 @@ from pydantic import BaseModel
 
 from control_plane.cli import options
 from control_plane.cli.output import say, show_list
+from control_plane.domain import RESTING_RUNGS, Rung
 from control_plane.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from control_plane.metering.prices import PriceBook
     from control_plane.planning.accelerators import Catalogue
     from control_plane.planning.fit import Fit, Machine
     from control_plane.planning.forecast import Offer
@@ -137,7 +139,6 @@ def plan(
     """
     if context.invoked_subcommand is not None:
         return
-    from control_plane.domain import Rung
     from control_plane.planning.accelerators import catalogue
     from control_plane.planning.forecast import cheapest, forecast
     from control_plane.planning.scaler import endpoint
@@ -149,7 +150,8 @@ def plan(
     traffic = _traffic(trace, rate, input_tokens, output_tokens, day, weekend, bursts, days, seed)
     known = _tuned(catalogue(), prefill_efficiency, bandwidth_efficiency, cold_start)
     fits = _fits(known, _shape(model, shape), accelerator, count, precision, context_length, preset)
-    offers = _offers(known, fits, _prices(prices), everything=accelerator is not None)
+    book = _book(known, prices)
+    offers = _offers(known, fits, book, everything=accelerator is not None)
     what = endpoint(
         min_replicas=min_replicas, max_replicas=max(min_replicas, max_replicas), idle_timeout=idle_timeout,
         max_wait=max_wait, target=target,
@@ -159,7 +161,7 @@ def plan(
     columns = ("accelerator", "rung", "start_seconds", "within", "ttft_p50", "ttft_p95", "starts", "wakes",
                "most_replicas", "accelerator_hours", "idle_hours", "cost", "cost_per_month")  # fmt: skip
     show_list(found, columns, output)
-    _assumptions(known, offers)
+    _assumptions(known, offers, book)
     best = cheapest(found, attain)
     if best is None:
         say(f"none keeps the bound for {attain:.3g} of the requests and has a price")
@@ -315,10 +317,13 @@ def _bounded(machine: Machine, preset: str | None) -> Machine:
     return replace(machine, max_seqs=most, kv_tokens=number(settings, "--kv-cache-tokens"))
 
 
-def _prices(file: Path | None) -> Mapping[str, float] | None:
-    """Currency an hour by accelerator, out of a price book's file. Raises InvalidInput naming the field."""
+def _book(known: Catalogue, file: Path | None) -> PriceBook:
+    """A file's price book, by the catalogue's names; list prices without one. Raises InvalidInput naming the field."""
+    from control_plane.metering.prices import PriceBook
+
     if file is None:
-        return None
+        listed = {one.name: one.price_per_hour for one in known.accelerator if one.price_per_hour is not None}
+        return PriceBook(0, 0.0, "USD", {}, listed)
     import yaml
 
     try:
@@ -328,29 +333,32 @@ def _prices(file: Path | None) -> Mapping[str, float] | None:
     found = book.get("accelerators") if isinstance(book, dict) else None
     if not isinstance(found, dict):
         raise InvalidInput(f"{file} must hold accelerators", param="prices")
+    prices: dict[str, float] = {}
     for name, price in found.items():
         if not isinstance(price, int | float) or isinstance(price, bool) or not 0 <= price <= 1e6:
             raise InvalidInput(f"{file}: accelerators.{name} must be a price, not {price!r}", param="prices")
-    return found
+        kind, slash, rung = str(name).partition("/")
+        if slash and rung not in list(Rung):
+            raise InvalidInput(f"{file}: accelerators.{name}: {rung!r} isn't one of {', '.join(Rung)}", param="prices")
+        accelerator = known.find(kind)
+        prices[f"{accelerator.name if accelerator else kind}{slash}{rung}"] = float(price)
+    return PriceBook(0, 0.0, str(book.get("currency") or "USD"), {}, prices)
 
 
-def _offers(
-    known: Catalogue, fits: Sequence[Fit], book: Mapping[str, float] | None, *, everything: bool
-) -> list[Offer]:
+def _offers(known: Catalogue, fits: Sequence[Fit], book: PriceBook, *, everything: bool) -> list[Offer]:
     """Each fit with its price; where no accelerator was named, the cheapest of those that fit and have one."""
-    from control_plane.domain import RESTING_RUNGS
+    from control_plane.metering.prices import ANY
     from control_plane.planning.forecast import Offer
-    from control_plane.warmth import SHARES
+    from control_plane.warmth import price_per_hour
 
     offers = []
     for one in fits:
         accelerator = one.machine.accelerator
-        listed = accelerator.price_per_hour
-        if book is not None:
-            by_type = {known.find(name): price for name, price in book.items() if known.find(name)}
-            listed = by_type.get(accelerator, book.get("*"))
-        price = None if listed is None else listed * one.machine.count
-        resting = {rung: None if price is None else price * SHARES[rung] for rung in sorted(RESTING_RUNGS)}
+        price: float | None = None
+        resting: dict[Rung, float | None] = dict.fromkeys(sorted(RESTING_RUNGS))
+        if not book.accelerators.keys().isdisjoint((accelerator.name, ANY)):
+            price = price_per_hour(book, accelerator.name, one.machine.count, Rung.HOT)
+            resting = {rung: price_per_hour(book, accelerator.name, one.machine.count, rung) for rung in resting}
         if one.fits or everything:
             offers.append(Offer(one, price, known.starts[accelerator.kind], resting))
     if not everything:
@@ -361,11 +369,20 @@ def _offers(
     return offers
 
 
-def _assumptions(known: Catalogue, offers: Sequence[Offer]) -> None:
-    from control_plane.domain import Rung
+def _assumptions(known: Catalogue, offers: Sequence[Offer], book: PriceBook) -> None:
+    from control_plane.metering.prices import ANY
     from control_plane.warmth import SHARES
 
     for kind in sorted({offer.fit.machine.accelerator.kind for offer in offers}):
         say(f"speeds on a {kind}: {known.efficiency[kind].note}")
-    shares = ", ".join(f"{rung} {SHARES[rung]:.0%}" for rung in (Rung.EMBER, Rung.ASLEEP))
-    say(f"assumed: times of starts, unless --cold-start says; what rests costs a share of its accelerator: {shares}")
+    say("assumed: times of starts, unless --cold-start says")
+    names = {offer.fit.machine.accelerator.name for offer in offers}
+    shares = [
+        f"{rung} {SHARES[rung]:.0%}"
+        for rung in Rung
+        if rung in RESTING_RUNGS
+        and any(book.accelerators.keys().isdisjoint((f"{name}/{rung}", f"{ANY}/{rung}")) for name in names)
+    ]
+    if shares:
+        told = ", ".join(shares)
+        say(f"assumed: what rests costs a share of its accelerator, where the price book doesn't say: {told}")

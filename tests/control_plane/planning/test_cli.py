@@ -53,6 +53,27 @@ def test_own_prices_and_several_accelerators_of_a_replica(tmp_path: Path) -> Non
     assert row["cost"] == pytest.approx(row["accelerator_hours"] * 2.0, abs=0.03)
 
 
+def test_a_book_that_prices_rungs_is_believed(tmp_path: Path) -> None:
+    trace, book = tmp_path / "day.csv", tmp_path / "book.yaml"
+    trace.write_text(TRACE)
+    plan = ["plan", "-m", "llama-3.1-8b-instruct", "--trace", str(trace), "-a", "L4", "--prices", str(book)]
+    plan += ["--rung", "ember", "--rung", "asleep"]
+    book.write_text("accelerators: {l4: 1.0, l4/ember: 0.5, '*/asleep': 0.25}\n")
+    (ember, asleep), said = rows(tmp_path, *plan)
+    for row, price in ((ember, 0.5), (asleep, 0.25)):
+        assert row["resting_hours"] > 1
+        assert row["cost"] == pytest.approx(row["replica_hours"] + price * row["resting_hours"], abs=0.02)
+    assert "share of its accelerator" not in said, "nothing is assumed that the book says"
+    book.write_text("accelerators: {l4: 1.0, l4/ember: 0.5}\n")
+    (again, shared), said = rows(tmp_path, *plan)
+    assert again == ember
+    assert shared["cost"] == pytest.approx(shared["replica_hours"] + 0.1 * shared["resting_hours"], abs=0.02)
+    assert "where the price book doesn't say: asleep 10%" in said
+    book.write_text("accelerators: {l4: 1.0, l4/tepid: 0.5}\n")
+    wrong = ingle(tmp_path, *plan)
+    assert (wrong.returncode, "accelerators.l4/tepid: 'tepid' isn't one of" in wrong.stderr) == (2, True)
+
+
 def test_a_profile_and_a_shape_of_ones_own(tmp_path: Path) -> None:
     shape, demo = tmp_path / "shape.json", known_shape("smollm2-135m-instruct")
     assert demo is not None
