@@ -1,7 +1,7 @@
 """Which rung of warmth meets a wait, at what price. Pure.
 
 A rung that was never measured is estimated from the phases of a cold start: an ember has imported, one that is asleep
-has loaded too. What was measured replaces that as soon as there is any.
+has loaded too, one that is hot has only the first step to do. What was measured replaces that as soon as there is any.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ An assumption, for the memory of its host; whose accelerators stay rented while 
 """
 _IMPORTS = ("start", "import")
 _LOADS = ("start", "import", "open", "load", "text")
+FIRST_STEP = "first_step"
+"""Of a cold start whose replica had to prove itself: how long that took to its one token."""
 _TURNS_MS = 200.0
 """What the control plane's part of a wake is taken for, before any was measured: two turns of its loop."""
 _MANY = 5
@@ -33,6 +35,14 @@ class Way:
 
     total_ms: float
     phases: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """Milliseconds to first tokens: of requests that found a replica ready, and of held ones from when they had one."""
+
+    ready: Sequence[float] = ()
+    held: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +69,22 @@ def price_per_hour(book: PriceBook, accelerator: str | None, count: int, rung: R
 
 
 def figures(
-    ways: Mapping[Rung, Sequence[Way]], hot_ms: Sequence[float], book: PriceBook, accelerator: str | None, count: int
+    ways: Mapping[Rung, Sequence[Way]], tokens: FirstTokens, book: PriceBook, accelerator: str | None, count: int
 ) -> list[RungFigures]:
-    """By rung, coldest first. `hot_ms` are times to the first token of requests that found a replica ready."""
-    first_step = _median(hot_ms)
+    """By rung, coldest first."""
+    starts = ways.get(Rung.COLD, ())
+    proofs = [way.phases[FIRST_STEP] for way in starts if FIRST_STEP in way.phases]
+    steps = tokens.ready or tokens.held or proofs
+    first_step = _median(steps)
+    unproved = [_unproved(way) for way in starts]
     found = []
     for rung in Rung:
         price = price_per_hour(book, accelerator, count, rung)
         if rung is Rung.HOT:
-            found.append(RungFigures(rung, price, len(hot_ms), first_step, _high(hot_ms), _step(first_step)))
+            found.append(RungFigures(rung, price, len(tokens.ready), first_step, _high(steps), _step(first_step)))
             continue
-        own = ways.get(rung, ())
-        used = own or [_estimate(way, rung) for way in ways.get(Rung.COLD, ())]
+        own = unproved if rung is Rung.COLD else ways.get(rung, ())
+        used = own or [_estimate(way, rung) for way in unproved]
         totals = [way.total_ms for way in used]
         middle, high = _median(totals), _high(totals)
         step = first_step or 0.0
@@ -100,16 +114,20 @@ def choose(found: Sequence[RungFigures], max_wait: float) -> tuple[Rung, str]:
     return best.rung, f"a first token after {(best.p95_ms or 0.0) / 1000:.3g} s ({how}), within {max_wait:g} s"
 
 
+def _unproved(way: Way) -> Way:
+    """Without the proof, which only the first replica of a generation gives."""
+    left = {name: ms for name, ms in way.phases.items() if name != FIRST_STEP}
+    return Way(way.total_ms - way.phases.get(FIRST_STEP, 0.0), left)
+
+
 def _estimate(cold: Way, rung: Rung) -> Way:
-    if rung is Rung.COLD:
-        return cold
     saved = _IMPORTS if rung is Rung.EMBER else _LOADS
     left = {name: ms for name, ms in cold.phases.items() if name not in saved}
     return Way(sum(left.values()) + _TURNS_MS, left)
 
 
 def _step(first_step: float | None) -> dict[str, float]:
-    return {} if first_step is None else {"first_step": round(first_step, 1)}
+    return {} if first_step is None else {FIRST_STEP: round(first_step, 1)}
 
 
 def _mean_phases(ways: Sequence[Way]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from control_plane.metering.prices import in_force
 from control_plane.observe.logs import iso
 from control_plane.store import endpoints, generations, prices, warmth
 from control_plane.store.database import Store
-from control_plane.warmth import RungFigures, choose, figures
+from control_plane.warmth import FirstTokens, RungFigures, choose, figures
 
 View = Callable[[AsyncSession, domain.Endpoint], Awaitable[schemas.Endpoint]]
 
@@ -92,8 +92,8 @@ class RolloutOperations:
 async def figures_of(session: AsyncSession, endpoint: domain.Endpoint, now: float) -> list[RungFigures]:
     book = in_force(await prices.list_books(session), now)
     ways = await warmth.ways_of(session, endpoint)
-    hot = await warmth.hot_first_tokens(session, endpoint.id)
-    return figures(ways, hot, book, endpoint.gpu, endpoint.gpus)
+    tokens = await warmth.first_tokens(session, endpoint.id)
+    return figures(ways, tokens, book, endpoint.gpu, endpoint.gpus)
 
 
 async def choice_for(
@@ -101,7 +101,7 @@ async def choice_for(
 ) -> tuple[Rung, str]:
     """For an endpoint that isn't there yet: what others with its model in its region took tells."""
     book = in_force(await prices.list_books(session), now)
-    return choose(figures(await warmth.ways_like(session, model, region), [], book, gpu, gpus), max_wait)
+    return choose(figures(await warmth.ways_like(session, model, region), FirstTokens(), book, gpu, gpus), max_wait)
 
 
 def _figures(item: RungFigures, currency: str, chosen: str) -> schemas.RungFigures:

@@ -143,8 +143,8 @@ class Autoscaler:
             async with self._store.read() as session:
                 book = in_force(await prices.list_books(session), now)
                 ways = await warmth.ways_of(session, endpoint)
-                hot = await warmth.hot_first_tokens(session, endpoint.id)
-            rung, why = choose(figures(ways, hot, book, endpoint.gpu, endpoint.gpus), endpoint.max_wait)
+                tokens = await warmth.first_tokens(session, endpoint.id)
+            rung, why = choose(figures(ways, tokens, book, endpoint.gpu, endpoint.gpus), endpoint.max_wait)
             if rung != endpoint.warmth and ways:
                 async with self._store.write() as session:
                     await warmth.set_warmth(session, endpoint, rung, why, now)

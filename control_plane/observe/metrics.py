@@ -72,7 +72,7 @@ budget_used = Gauge("ingle_budget_used_ratio", "Share of this month's budget tha
 audit_faults = Gauge("ingle_audit_faults", "Faults found in the audit chain")
 alerts_firing = Gauge("ingle_alerts_firing", "Alerts of the controller's own evaluator", ("alert", "severity"))
 
-PHASES = frozenset({"total", "start", "import", "open", "load", "restore", "text"})
+PHASES = frozenset({"total", "start", "import", "open", "load", "restore", "text", "first_step"})
 """Names that a cold start's parts have in metrics; whatever else a replica calls a part is `other`."""
 
 _OF_ENDPOINTS: tuple[Any, ...] = (

@@ -40,6 +40,8 @@ class Seen:
     wake_phases: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds, of its last way up from a rung."""
     proof: str | None = None
+    proof_ms: float | None = None
+    """How long a proof took that came off."""
 
 
 @dataclass(frozen=True, slots=True)

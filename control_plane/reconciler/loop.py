@@ -283,10 +283,12 @@ class Reconciler:
         if replica.state is ReplicaState.TERMINATING:
             return Seen(description)
         health = await prober.ask(replica.id, description.address)
-        proof = None
+        proof = proof_ms = None
         if health.healthy and health.rung is Rung.HOT and _is_to_prove(endpoint, replica):
+            began = self._monotonic()
             proof = await prober.prove(replica.id, description.address, endpoint.name)
-        return Seen(description, health.healthy, health.busy, health.rung, health.wake_phases, proof)
+            proof_ms = None if proof else round((self._monotonic() - began) * 1000, 1)
+        return Seen(description, health.healthy, health.busy, health.rung, health.wake_phases, proof, proof_ms)
 
     async def _write(
         self, lease: leases.Lease, endpoint: Endpoint, known: list[Replica], actions: list[Action]

@@ -40,6 +40,7 @@ from control_plane.reconciler.actions import (
     Wake,
 )
 from control_plane.reconciler.scale import canary_replicas, resting_rung, scale, wanted_replicas
+from control_plane.warmth import FIRST_STEP
 
 PATIENT_REASONS = frozenset({"no_capacity"})
 """Failures that are waited out for as long as it takes."""
@@ -191,7 +192,8 @@ def _step_ready(draft: Draft, replica: Replica, seen: Seen, now: float) -> None:
     if rested:
         draft.actions.append(RecordWake(replica.id, replica.rung, total_ms, seen.wake_phases))
     else:
-        draft.actions.append(RecordColdStart(replica.id, total_ms, _phases(seen.description)))
+        proved = {} if seen.proof_ms is None else {FIRST_STEP: seen.proof_ms}
+        draft.actions.append(RecordColdStart(replica.id, total_ms, _phases(seen.description) | proved))
 
 
 def _phases(description: Description) -> dict[str, float]:

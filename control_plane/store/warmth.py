@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from control_plane.domain import Endpoint, Rung
 from control_plane.store.endpoints import add_event, write_unless_changed
 from control_plane.store.models import ColdStartRow, EndpointRow, UsageRow, WakeRow
-from control_plane.warmth import Way
+from control_plane.warmth import FirstTokens, Way
 
 Ways: TypeAlias = dict[Rung, list[Way]]
 _COLD_STARTS = 20
@@ -43,15 +43,20 @@ async def newest_way(session: AsyncSession) -> tuple[float, int]:
     return started or 0.0, woken or 0
 
 
-async def hot_first_tokens(session: AsyncSession, endpoint_id: str) -> list[float]:
-    """Milliseconds to the first token of the last requests that weren't held."""
+async def first_tokens(session: AsyncSession, endpoint_id: str) -> FirstTokens:
+    """Of an endpoint's last requests, those that found a replica ready and those that were held for one."""
+    rest = UsageRow.ttft_ms - UsageRow.held_ms
     query = (
-        select(UsageRow.ttft_ms)
-        .where(UsageRow.endpoint_id == endpoint_id, UsageRow.ttft_ms.is_not(None), UsageRow.held_ms < 1)
+        select(rest)
+        .where(UsageRow.endpoint_id == endpoint_id, UsageRow.ttft_ms.is_not(None))
         .order_by(UsageRow.started_at.desc())
         .limit(_REQUESTS)
     )
-    return [float(value) for value in await session.scalars(query) if value is not None]
+    found = [
+        [value for value in await session.scalars(query.where(which)) if value is not None]
+        for which in (UsageRow.held_ms < 1, UsageRow.held_ms >= 1)
+    ]
+    return FirstTokens(*found)
 
 
 async def set_warmth(session: AsyncSession, endpoint: Endpoint, rung: Rung, why: str, now: float) -> bool:

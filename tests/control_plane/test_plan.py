@@ -175,6 +175,8 @@ def test_an_intent_that_nothing_came_of_is_ensured_again_with_the_same_id() -> N
 def test_a_start_is_measured_from_the_intent() -> None:
     actions = decide(endpoint(state=EndpointState.LOADING), (replica(S.STARTING), UP))
     assert RecordColdStart("r1", 100_000.0, {"load": 5.0}) in actions
+    proved = decide(endpoint(state=EndpointState.LOADING), (replica(S.STARTING), replace(UP, proof="", proof_ms=40.0)))
+    assert RecordColdStart("r1", 100_000.0, {"load": 5.0, "first_step": 40.0}) in proved
     assert change(actions)["state"] is EndpointState.READY
 
 

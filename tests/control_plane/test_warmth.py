@@ -11,8 +11,12 @@ import pytest
 from control_plane.client import AdminClient
 from control_plane.domain import Rung
 from control_plane.metering.prices import PriceBook
-from control_plane.warmth import Way, choose, figures, price_per_hour
+from control_plane.store import usage as usages
+from control_plane.store import warmth
+from control_plane.store.database import Store
+from control_plane.warmth import FirstTokens, Way, choose, figures, price_per_hour
 from tests.control_plane.harness import Installation, chat, create, replica_pids, state_of, until
+from tests.control_plane.test_store import usage
 
 CHAT = "/chat/completions"
 BOOK = PriceBook(1, 0.0, "USD", {}, {"l4": 1.0, "l4/asleep": 0.15, "*": 2.0})
@@ -58,19 +62,55 @@ def test_what_a_rung_costs(accelerator: str | None, count: int, rung: Rung, pric
 def test_the_cheapest_rung_that_meets_a_wait(
     ways: Mapping[Rung, list[Way]], hot: list[float], wait: float, rung: Rung, said: str
 ) -> None:
-    chosen, why = choose(figures(ways, hot, BOOK, "l4", 1), wait)
+    chosen, why = choose(figures(ways, FirstTokens(hot), BOOK, "l4", 1), wait)
     assert chosen is rung, why
     assert said in why
 
 
 def test_phases_add_up_to_the_time_to_a_first_token() -> None:
     way = Way(300.0, {"open": 30.0, "load": 20.0, "total": 200.0})
-    cold, ember, asleep, hot = figures({Rung.COLD: [COLD], Rung.EMBER: [way]}, [40.0], BOOK, "l4", 1)
+    cold, ember, asleep, hot = figures({Rung.COLD: [COLD], Rung.EMBER: [way]}, FirstTokens([40.0]), BOOK, "l4", 1)
     assert ember.phases == {"schedule": 100.0, "open": 30.0, "load": 20.0, "first_step": 40.0}
     assert (ember.first_token_ms, ember.measured) == (340.0, 1)
     assert cold.phases == {"schedule": 400.0, "import": 1500.0, "open": 100.0, "load": 2000.0, "first_step": 40.0}
     assert (asleep.first_token_ms, asleep.measured) == (240.0, 0)
     assert (hot.first_token_ms, hot.price_per_hour) == (40.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "proofs", "first_token", "high", "measured"),
+    [
+        (FirstTokens(), [], None, None, 0),
+        # nothing was asked yet: as long as the replica's own proof took
+        (FirstTokens(), [90.0], 90.0, 90.0, 0),
+        # who was held had to wait for the rest, and not for that
+        (FirstTokens([], [50.0, 70.0, 60.0]), [90.0], 60.0, 70.0, 0),
+        (FirstTokens([20.0], [60.0]), [90.0], 20.0, 20.0, 1),
+    ],
+)
+def test_hot_is_estimated_until_a_request_found_a_replica_ready(
+    tokens: FirstTokens, proofs: list[float], first_token: float | None, high: float | None, measured: int
+) -> None:
+    proved = [Way(COLD.total_ms + ms, {**COLD.phases, "first_step": ms}) for ms in proofs] or [COLD]
+    cold, ember, _, hot = figures({Rung.COLD: proved}, tokens, BOOK, "l4", 1)
+    assert (hot.first_token_ms, hot.p95_ms, hot.measured) == (first_token, high, measured)
+    assert cold.first_token_ms == 4000.0 + (first_token or 0.0), "a proof is counted once"
+    assert ember.first_token_ms == 2300.0 + (first_token or 0.0)
+    for rung in (cold, hot):
+        assert rung.phases.get("first_step") == first_token
+
+
+async def test_first_tokens_are_from_when_there_was_a_replica(store: Store) -> None:
+    async with store.write() as session:
+        events = [
+            usage("a", endpoint_id="e", ttft_ms=30.0, held_ms=0.5),
+            usage("b", endpoint_id="e", ttft_ms=930.0, held_ms=900.0),
+            usage("c", endpoint_id="e", ttft_ms=None, held_ms=0.0),
+            usage("d", endpoint_id="other", ttft_ms=5.0, held_ms=0.0),
+        ]
+        await usages.add_usage(session, events)
+        found = await warmth.first_tokens(session, "e")
+    assert (found.ready, found.held) == ([29.5], [30.0])
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +150,8 @@ def test_a_replica_rests_and_the_next_request_wakes_it(
     ask(platform, admin, name, key)
     assert [(replica.id, replica.rung) for replica in admin.endpoint(name).replicas] == [(first, "hot")]
     found = {item.rung: item for item in admin.rungs(name)}
+    assert found["hot"].first_token_ms is not None, "its proof tells"
+    assert found["hot"].measured == 0
     assert found[rung].measured == 1
     assert found[rung].chosen
     assert found["cold"].measured == 1
