@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BEFORE_ALL = "0" * 64
-_MOST_FAULTS = 100
+MOST_FAULTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +80,5 @@ class Verifier:
             self._fault(self.seq, "cut", "the head that was kept isn't in the chain")
 
     def _fault(self, seq: int, kind: str, message: str) -> None:
-        if len(self.faults) < _MOST_FAULTS:
+        if len(self.faults) < MOST_FAULTS:
             self.faults.append(Fault(seq, kind, message))

@@ -29,6 +29,8 @@ from control_plane.profile import Profile
 Model = TypeVar("Model", bound=BaseModel)
 
 TIMEOUT = 15.0
+_LINE_SECONDS = 180.0
+"""Providers are asked for a page of replicas between two lines of evidence."""
 _ERRORS: Mapping[int, type[IngleError]] = {
     400: InvalidInput,
     401: Unauthenticated,
@@ -105,8 +107,20 @@ class AdminClient:
     def drift(self) -> list[schemas.Drift]:
         return self._page(schemas.Drift, "/cost/drift", {})[0]
 
-    def evidence(self, name: str) -> schemas.Evidence:
-        return self._one(schemas.Evidence, "GET", f"/endpoints/{_part(name)}/evidence")
+    def evidence(self, name: str) -> Iterator[str]:
+        """Lines, as they come."""
+        timeout = httpx.Timeout(TIMEOUT, read=_LINE_SECONDS)
+        try:
+            with self._http.stream("GET", f"/endpoints/{_part(name)}/evidence", timeout=timeout) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise _error(response)
+                yield from response.iter_lines()
+        except httpx.ConnectError as error:
+            raise self._unreachable(error) from None
+        except httpx.HTTPError as error:
+            message = f"the evidence of {name} ended before its time ({type(error).__name__})"
+            raise Unavailable(message, code="cut_off") from None
 
     def promote(self, name: str) -> schemas.Endpoint:
         return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/promote")
@@ -232,6 +246,12 @@ class AdminClient:
                 if line.startswith("data: "):
                     yield schemas.Event.model_validate_json(line[6:])
 
+    def _unreachable(self, error: httpx.ConnectError) -> Unavailable:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            message = f"{self._url} isn't the installation that the profile's CA file belongs to"
+            return Unavailable(message, code="untrusted")
+        return Unavailable(f"the admin API at {self._url} doesn't answer: is `ingle up` running?", code="unreachable")
+
     def _create(self, model: type[Model], path: str, spec: Mapping[str, Any]) -> Model:
         # The key makes the one repeat in `_send` safe.
         return self._one(model, "POST", path, spec, {"Idempotency-Key": uuid.uuid4().hex})
@@ -278,12 +298,7 @@ class AdminClient:
                     raise
                 response = self._http.request(method, path, json=body, headers=headers, params=query)
         except httpx.ConnectError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                message = f"{self._url} isn't the installation that the profile's CA file belongs to"
-                raise Unavailable(message, code="untrusted") from None
-            raise Unavailable(
-                f"the admin API at {self._url} doesn't answer: is `ingle up` running?", code="unreachable"
-            ) from None
+            raise self._unreachable(error) from None
         except httpx.HTTPError as error:
             raise Unavailable(f"the admin API at {self._url} failed ({type(error).__name__})") from None
         if response.status_code >= 400:

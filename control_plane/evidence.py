@@ -8,18 +8,18 @@ counts all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from control_plane.chain import BEFORE_ALL, Fault, Record, Verifier, record_hash
+from control_plane.chain import BEFORE_ALL, MOST_FAULTS, Fault, Record, Verifier, record_hash
 from control_plane.errors import InvalidInput
 
-MOST_BYTES = 256 << 20
+_MOST_CHARACTERS = 1 << 20
 _END = "end"
 _FIELDS = frozenset({"seq", "content", "previous", "hash", "signature"})
 Seal = Callable[[int, Mapping[str, Any], str], tuple[str, str]]
@@ -36,43 +36,54 @@ class Verdict:
     about: Mapping[str, Any]
 
 
-def write(records: Iterable[Mapping[str, Any]], seal: Seal) -> list[str]:
-    """Lines; a last one is added that counts them all. Each record has a `kind`."""
-    lines: list[str] = []
-    previous = BEFORE_ALL
-    chained = list(records)
-    for seq, content in enumerate([*chained, {"kind": _END, "records": len(chained) + 1}], 1):
-        digest, signature = seal(seq, content, previous)
-        record = {"seq": seq, "content": content, "previous": previous, "hash": digest, "signature": signature}
-        lines.append(json.dumps(record, sort_keys=True, separators=(",", ":")))
-        previous = digest
-    return lines
+class Writer:
+    """Makes lines of records, one after the other. Each record has a `kind`."""
+
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+        self._previous = BEFORE_ALL
+        self._count = 0
+
+    def line(self, content: Mapping[str, Any]) -> str:
+        self._count += 1
+        digest, signature = self._seal(self._count, content, self._previous)
+        record = {"seq": self._count, "content": content, "previous": self._previous, "hash": digest,
+                  "signature": signature}  # fmt: skip
+        self._previous = digest
+        return json.dumps(record, sort_keys=True, separators=(",", ":"))
+
+    def end(self) -> str:
+        """The last line, which counts them all."""
+        return self.line({"kind": _END, "records": self._count + 1})
 
 
-def verify(text: str, public_key: str) -> Verdict:
-    """Check a file against the public key (PEM) of the installation that wrote it. Raises InvalidInput for no key."""
-    signed = _signatures(public_key)
-    records: list[Record] = []
-    faults: list[Fault] = []
-    lines = text.split("\n")
-    if lines and lines[-1] == "":
-        lines.pop()
+def lines_of(file: TextIO) -> Iterator[str]:
+    """Of a file that is read with `newline="\n"`; what is longer than any line of evidence is cut."""
+    while line := file.readline(_MOST_CHARACTERS):
+        yield line.removesuffix("\n")
+
+
+def verify(lines: Iterable[str], public_key: str) -> Verdict:
+    """Check lines against the public key (PEM) of the installation that wrote them. Raises InvalidInput for no key."""
+    verifier = Verifier(_signatures(public_key))
+    unread: list[Fault] = []
+    about: Mapping[str, Any] | None = None
+    last: Mapping[str, Any] = {}
     for number, line in enumerate(lines, 1):
         record = _read(line)
         if record is None:
-            faults.append(Fault(number, "changed", "the line isn't a record as it was written"))
+            if len(unread) < MOST_FAULTS:
+                unread.append(Fault(number, "changed", "the line isn't a record as it was written"))
             continue
-        records.append(record)
-    verifier = Verifier(signed)
-    verifier.take(records)
-    last = records[-1].content if records else {}
+        verifier.take([record])
+        about, last = record.content if about is None else about, record.content
     counted = last.get("records") if last.get("kind") == _END else None
     if not isinstance(counted, int):
         verifier.faults.append(Fault(verifier.seq + 1, "cut", "the last line, which counts all, isn't there"))
-    elif counted != len(records):
-        verifier.faults.append(Fault(verifier.seq, "cut", f"{counted} records were written, {len(records)} are here"))
-    about = records[0].content if records else {}
-    return Verdict(len(records), verifier.head, [*faults, *verifier.faults], about)
+    elif counted != verifier.count:
+        message = f"{counted} records were written, {verifier.count} are here"
+        verifier.faults.append(Fault(verifier.seq, "cut", message))
+    return Verdict(verifier.count, verifier.head, [*unread, *verifier.faults], about or {})
 
 
 def _read(line: str) -> Record | None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane import domain
 from control_plane.api import schemas
-from control_plane.api.operations import Answer, Call, Operation
+from control_plane.api.operations import Call, Lines, Operation
 from control_plane.config import Settings
 from control_plane.domain import Phase, ReplicaState, Role
 from control_plane.errors import IngleError
-from control_plane.evidence import write
+from control_plane.evidence import Writer
 from control_plane.observe.exports import Export
 from control_plane.observe.logs import iso, redact
 from control_plane.security.audit import AuditSigner
-from control_plane.store import endpoints, evidence, generations
+from control_plane.store import evidence
 from control_plane.store.database import Store
 from control_plane.store.models import ReplicaRow
 
 Describe = Callable[[str, str], Awaitable[domain.Description]]
 """Region and replica id → what the provider says of it now. Raises ProviderError, KeyError."""
-_GENERATIONS = 100
+Row = TypeVar("Row")
+After = TypeVar("After")
 _AT_ONCE = 16
 _SECONDS = 10.0
 
@@ -48,44 +51,79 @@ class EvidenceOperations:
         return [
             Operation("showEvidence", "GET", "/admin/v1/endpoints/{name}/evidence", Role.OWNER,
                       "Where it ran, by which keys it was used, what was kept and deleted: chained and signed lines",
-                      self.evidence, schemas.Evidence),
+                      self.evidence, schemas.EvidenceLine, is_lines=True),
         ]  # fmt: skip
 
-    async def evidence(self, call: Call) -> Answer:
+    async def evidence(self, call: Call) -> Lines:
         async with self._store.read() as session:
-            found = await endpoints.get_endpoint(session, call.path["name"])
-            rows = await evidence.replicas_of(session, found.id)
-            asked = await generations.history(session, found.id, _GENERATIONS)
-            traffic = await evidence.traffic_of(session, found.id)
-            kept = await evidence.kept_of(session, found.id)
-            deletions = await evidence.deletions_of(session, found.id)
-            audited = await evidence.audit_of(session, found.name, found.created_at)
-        slots = asyncio.Semaphore(_AT_ONCE)
-        said = await asyncio.gather(*(self._ask(slots, row) for row in rows))
-        records: list[Mapping[str, Any]] = [self._about(found, call.now)]
-        records += [
-            {"kind": "generation", "generation": one.generation, "at": iso(one.at), "outcome": one.outcome,
-             "region": found.region, "model": one.spec["model"], "gpu": one.spec["gpu"]}
-            for one in reversed(asked)
-        ]  # fmt: skip
-        if len(asked) == _GENERATIONS or len(rows) == evidence.MOST_REPLICAS:
-            records.append({"kind": "cut", "generations": len(asked), "replicas": len(rows),
-                            "what": "no more are told: the newest generations, the oldest replicas"})  # fmt: skip
-        for row, word in zip(rows, said, strict=True):
-            records += self._replica(found, row, word)
-        records += [{"kind": "traffic", **entry, **_residency(found, entry["region"])} for entry in traffic]
-        records.append(self._exported(found.region))
-        records.append({"kind": "kept", "retention_seconds": found.retention, **kept})
-        records += [{"kind": "deleted", "at": iso(row.at), "what": row.message} for row in deletions]
-        records += [
-            {"kind": "change", "at": iso(row.at), "actor": row.actor, "action": row.action, "audit_seq": row.seq,
-             "audit_hash": row.hash}
-            for row in audited
-        ]  # fmt: skip
+            found = await evidence.endpoint_named(session, call.path["name"])
         async with self._store.write() as session:
-            await call.audit(session, "endpoint.evidence", found.name, records=len(records) + 1)
-        lines = await asyncio.to_thread(write, records, self._signer.seal)
-        return Answer(schemas.Evidence(endpoint=found.name, lines=lines, public_key=self._signer.public_key))
+            await call.audit(session, "endpoint.evidence", found.name)
+        return Lines(self._lines(found, call.now))
+
+    async def _lines(self, found: domain.Endpoint, now: float) -> AsyncIterator[str]:
+        writer = Writer(self._signer.seal)
+        async for records in self._records(found, now):
+            # signing takes a while
+            for line in await asyncio.to_thread(lambda some: [writer.line(one) for one in some], records):
+                yield line
+        yield writer.end()
+
+    async def _records(self, found: domain.Endpoint, now: float) -> AsyncIterator[list[dict[str, Any]]]:
+        """All that is on record, a page at a time."""
+        yield [self._about(found, now)]
+        async for asked in self._pages(
+            lambda session, after: evidence.generations_of(session, found.id, after), 0, lambda row: row.generation
+        ):
+            yield [
+                {"kind": "generation", "generation": one.generation, "at": iso(one.at), "outcome": one.outcome,
+                 "region": found.region, "model": one.spec["model"], "gpu": one.spec["gpu"]}
+                for one in asked
+            ]  # fmt: skip
+        slots = asyncio.Semaphore(_AT_ONCE)
+        async for rows in self._pages(
+            lambda session, after: evidence.replicas_of(session, found.id, after),
+            (-1.0, ""),
+            lambda row: (row.created_at, row.id),
+        ):
+            said = await asyncio.gather(*(self._ask(slots, row) for row in rows))
+            yield [one for row, word in zip(rows, said, strict=True) for one in self._replica(found, row, word)]
+        async for traffic in self._pages(
+            lambda session, after: evidence.traffic_of(session, found.id, after),
+            ("", ""),
+            lambda row: (row["key_id"], row["region"]),
+        ):
+            yield [{"kind": "traffic", **entry, **_residency(found, entry["region"])} for entry in traffic]
+        async with self._store.read() as session:
+            kept = await evidence.kept_of(session, found.id)
+        yield [self._exported(found.region), {"kind": "kept", "retention_seconds": found.retention, **kept}]
+        async for deletions in self._pages(
+            lambda session, after: evidence.deletions_of(session, found.id, after), 0, lambda row: row.id
+        ):
+            yield [{"kind": "deleted", "at": iso(row.at), "what": row.message} for row in deletions]
+        async for audited in self._pages(
+            lambda session, after: evidence.audit_of(session, found, after), 0, lambda row: row.seq or 0
+        ):
+            yield [
+                {"kind": "change", "at": iso(row.at), "actor": row.actor, "action": row.action, "audit_seq": row.seq,
+                 "audit_hash": row.hash}
+                for row in audited
+            ]  # fmt: skip
+
+    async def _pages(
+        self,
+        read: Callable[[AsyncSession, After], Awaitable[Sequence[Row]]],
+        after: After,
+        place: Callable[[Row], After],
+    ) -> AsyncIterator[Sequence[Row]]:
+        """What `read` gives after each row's `place`, until there is no more."""
+        while True:
+            async with self._store.read() as session:
+                rows = await read(session, after)
+            if not rows:
+                return
+            yield rows
+            after = place(rows[-1])
 
     def _about(self, found: domain.Endpoint, now: float) -> dict[str, Any]:
         region = self._settings.region(found.region)
@@ -98,6 +136,7 @@ class EvidenceOperations:
             "provider": region.provider if region else None,
             "jurisdiction": region.jurisdiction if region else None,
             "created_at": iso(found.created_at),
+            "deleted_at": None if found.deleted_at is None else iso(found.deleted_at),
             "written_at": iso(now),
         }
 

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from control_plane.api.operations import Operation
 from control_plane.api.schemas import Error
 
+LINES = "application/x-ndjson"
 _REF = "#/components/schemas/{model}"
 
 
@@ -43,13 +44,14 @@ def _operation(operation: Operation, names: dict[Any, str]) -> dict[str, Any]:
             "required": ["data", "next"],
             "properties": {"data": {"type": "array", "items": item}, "next": {"type": ["string", "null"]}},
         }
+    kind = LINES if operation.is_lines else "application/json"
     result: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
         "description": f"Needs role {operation.role} or higher.",
         "parameters": _parameters(operation),
         "responses": {
-            str(operation.status): {"description": "done", "content": {"application/json": {"schema": content}}},
+            str(operation.status): {"description": "done", "content": {kind: {"schema": content}}},
             "default": {
                 "description": "an error",
                 "content": {"application/json": {"schema": {"$ref": names[Error]}}},

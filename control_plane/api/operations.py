@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,14 @@ class Answer:
     """Becomes the ETag."""
 
 
-Handler = Callable[[Call], Awaitable[Answer | Page]]
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """An answer of JSON lines, written as they are made: it may be longer than memory has room for."""
+
+    text: AsyncIterator[str]
+
+
+Handler = Callable[[Call], Awaitable[Answer | Page | Lines]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`gives` is what one answer, or each item of a list, looks like."""
+    """`gives` is what one answer, or each item of a list, or each line, looks like."""
 
     id: str
     method: str
@@ -94,6 +101,8 @@ class Operation:
     gives: type[BaseModel]
     takes: type[BaseModel] | None = None
     is_list: bool = False
+    is_lines: bool = False
+    """It answers JSON lines."""
     status: int = 200
     idempotent: bool = False
     """A create: it honours Idempotency-Key."""

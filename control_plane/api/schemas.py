@@ -252,12 +252,14 @@ class Generation(BaseModel):
     spec: dict[str, Any]
 
 
-class Evidence(BaseModel):
-    """`lines` are chained and signed; `public_key`, in PEM, is what they are checked by."""
+class EvidenceLine(BaseModel):
+    """One line of evidence: `hash` is over `seq`, `previous` and `content`, and signed; `previous` is the line before."""
 
-    endpoint: str
-    lines: list[str]
-    public_key: str
+    seq: int
+    content: dict[str, Any]
+    previous: str
+    hash: str
+    signature: str
 
 
 class RungFigures(BaseModel):

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from control_plane.api import trial, views
 from control_plane.api.idempotency import Once, fingerprint
 from control_plane.api.live import LiveOperations
-from control_plane.api.openapi import openapi
-from control_plane.api.operations import Actor, Answer, Call, Operation, number_of
+from control_plane.api.openapi import LINES, openapi
+from control_plane.api.operations import Actor, Answer, Call, Lines, Operation, number_of
 from control_plane.api.trial import Trials
 from control_plane.config import describe_validation
 from control_plane.dashboard import add_pages
@@ -46,6 +46,7 @@ _EVENT_POLL_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 15.0
 _LIVE_SECONDS = 2.0
 _MAX_STREAMS = 64
+_LINES_SECONDS = 6 * 3600.0
 _IDLE_SECONDS = 75.0
 
 
@@ -124,8 +125,8 @@ class AdminApi:
             response.headers["x-request-id"] = request_id
         return response
 
-    def _handler(self, operation: Operation) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
+    def _handler(self, operation: Operation) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
             actor = await self._actor(request, operation.role)
             raw = await _body(request) if operation.takes else {}
             body = None
@@ -157,10 +158,30 @@ class AdminApi:
             if isinstance(answer, Answer):
                 headers = {} if answer.generation is None else {"ETag": f'"{answer.generation}"'}
                 return _json(answer.body.model_dump(mode="json"), answer.status, headers)
+            if isinstance(answer, Lines):
+                return await self._write_lines(request, answer)
             data = [item.model_dump(mode="json") for item in answer.items]
             return _json({"data": data, "next": answer.next}, operation.status, {})
 
         return handle
+
+    async def _write_lines(self, request: web.Request, answer: Lines) -> web.StreamResponse:
+        """Whoever reads an answer that ends before its time sees so: it has no end."""
+        if self._streams.locked():
+            raise StoreUnavailable("too many streams are open; try again soon", code="overloaded", retry_after=5)
+        response = web.StreamResponse(headers={"content-type": LINES, "x-request-id": request["id"]})
+        async with self._streams:
+            await response.prepare(request)
+            try:
+                async with asyncio.timeout(_LINES_SECONDS):
+                    async for line in answer.text:
+                        await response.write(f"{line}\n".encode())
+            except Exception as error:
+                if not isinstance(error, ConnectionResetError):
+                    event("api.fault", level=logging.ERROR, request=request["id"], path=request.path, error=error)
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
 
     async def _actor(self, request: web.Request, needed: Role) -> Actor:
         """Raises Unauthenticated, Forbidden, StoreUnavailable."""

@@ -100,17 +100,16 @@ def verify_audit(
 
 def _verify_file(file: Path, public_key: Path | None, output: options.Format) -> None:
     from control_plane.api.schemas import AuditCheck, AuditFault
-    from control_plane.evidence import MOST_BYTES, verify
+    from control_plane.evidence import lines_of, verify
 
     if public_key is None:
         raise typer.BadParameter("give --public-key: `ingle audit key` prints it")
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise InvalidInput(f"{file} is over {MOST_BYTES} bytes", param="file")
-        key, text = public_key.read_text(), file.read_bytes().decode("utf-8", "surrogateescape")
+        key = public_key.read_text()
+        with file.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
+            verdict = verify(lines_of(lines), key)
     except OSError as error:
         raise InvalidInput(f"{error.filename} can't be read: {error.strerror}", param="file") from None
-    verdict = verify(text, key)
     faults = [AuditFault(seq=fault.seq, kind=fault.kind, message=fault.message) for fault in verdict.faults]
     found = AuditCheck(
         intact=not faults,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -11,6 +13,7 @@ from control_plane.cli import options
 from control_plane.cli.endpoint import PATIENCE, Name, finish
 from control_plane.cli.output import say, show_list
 from control_plane.cli.waiting import settled
+from control_plane.errors import InvalidInput
 
 COLUMNS = ("generation", "at", "outcome", "changed", "code", "reason")
 
@@ -63,10 +66,23 @@ def evidence(
     `ingle audit verify FILE --public-key KEY` checks them anywhere.
     """
     with options.connect(profile) as client:
-        found = client.evidence(name)
-    text = "\n".join(found.lines) + "\n"
-    if file is None:
-        print(text, end="")
-    else:
-        file.write_text(text)
-    say(f"{len(found.lines)} records")
+        lines = client.evidence(name)
+        if file is None:
+            count = _put(lines, sys.stdout)
+        else:
+            part = file.with_name(f"{file.name}.part")  # what is cut off doesn't come to bear the name
+            try:
+                with part.open("w") as out:
+                    count = _put(lines, out)
+                part.replace(file)
+            except OSError as error:
+                raise InvalidInput(f"{file} can't be written: {error.strerror}", param="file") from None
+    say(f"{count} records")
+
+
+def _put(lines: Iterable[str], out: TextIO) -> int:
+    count = 0
+    for line in lines:
+        out.write(f"{line}\n")
+        count += 1
+    return count

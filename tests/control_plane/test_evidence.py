@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from control_plane.api.evidence import EvidenceOperations
+from control_plane.api.idempotency import Once
+from control_plane.api.operations import Actor, Call
 from control_plane.client import AdminClient
-from control_plane.errors import InvalidInput
-from control_plane.evidence import Verdict, verify, write
+from control_plane.config import load_settings
+from control_plane.domain import Description, Phase, Role, Rung
+from control_plane.errors import InvalidInput, NotFound, Unavailable
+from control_plane.evidence import Verdict, Writer, lines_of, verify
 from control_plane.security.audit import AuditSigner
 from control_plane.security.secret import Secret
+from control_plane.store import endpoints, evidence, replicas, usage
+from control_plane.store.database import Store
 from tests.control_plane.harness import Installation, chat, create, ingle, replica_pids, state_of, until
+from tests.control_plane.test_store import make_endpoint
+from tests.control_plane.test_store import usage as event
 
 SIGNER = AuditSigner(Secret(b"s" * 32))
 OTHER = AuditSigner(Secret(b"o" * 32))
@@ -27,16 +38,21 @@ RECORDS: list[dict[str, Any]] = [
 
 def check(lines: list[str] | str, signer: AuditSigner = SIGNER) -> Verdict:
     text = lines if isinstance(lines, str) else "\n".join(lines) + "\n"
-    return verify(text, signer.public_key)
+    return verify(lines_of(io.StringIO(text, newline="\n")), signer.public_key)
+
+
+def written(records: list[dict[str, Any]], signer: AuditSigner = SIGNER) -> list[str]:
+    writer = Writer(signer.seal)
+    return [*map(writer.line, records), writer.end()]
 
 
 def test_what_was_written_is_intact() -> None:
-    found = check(write(RECORDS, SIGNER.seal))
+    found = check(written(RECORDS))
     assert (found.faults, found.records, found.about["endpoint"]) == ([], 4, "chat")
 
 
 def test_one_changed_byte_is_seen_wherever_it_is() -> None:
-    text = "\n".join(write(RECORDS, SIGNER.seal)) + "\n"
+    text = "\n".join(written(RECORDS)) + "\n"
     for place in range(len(text)):
         for other in ("0", "x", " ", "\n", '"', text[place].swapcase()):
             if other != text[place]:
@@ -46,7 +62,7 @@ def test_one_changed_byte_is_seen_wherever_it_is() -> None:
 
 
 def test_lines_that_are_missing_moved_or_cut_off_are_seen() -> None:
-    lines = write(RECORDS, SIGNER.seal)
+    lines = written(RECORDS)
     kinds = {
         "missing": [lines[0], *lines[2:]],
         "reordered": [lines[1], lines[0], *lines[2:]],
@@ -57,16 +73,16 @@ def test_lines_that_are_missing_moved_or_cut_off_are_seen() -> None:
     assert "cut" in {fault.kind for fault in check([]).faults}
     assert check([*lines, lines[-1]]).faults
     # a shorter file that is whole in itself is another one, and says so by its head
-    assert check(write(RECORDS[:2], SIGNER.seal)).head != check(lines).head
+    assert check(written(RECORDS[:2])).head != check(lines).head
 
 
 def test_anothers_signature_is_seen() -> None:
-    lines = write(RECORDS, OTHER.seal)
+    lines = written(RECORDS, OTHER)
     assert {fault.kind for fault in check(lines).faults} == {"unsigned"}
-    spliced = [*write(RECORDS, SIGNER.seal)[:2], *lines[2:]]
+    spliced = [*written(RECORDS)[:2], *lines[2:]]
     assert check(spliced).faults
     with pytest.raises(InvalidInput, match="public key"):
-        verify("", "no key")
+        verify([], "no key")
 
 
 def test_what_cannot_be_read_is_a_fault_not_a_crash() -> None:
@@ -81,6 +97,107 @@ def test_what_cannot_be_read_is_a_fault_not_a_crash() -> None:
         json.dumps({"seq": 1, "content": {}, "previous": 1, "hash": 2}),
     ):
         assert check(line).faults
+
+
+def test_a_line_without_end_is_a_fault_and_takes_no_more_memory_than_a_line_may() -> None:
+    endless = io.StringIO("x" * (3 << 20), newline="\n")
+    found = verify(lines_of(endless), SIGNER.public_key)
+    assert {fault.kind for fault in found.faults} == {"changed", "cut"}
+
+
+def call_of(name: str, now: float) -> Call:
+    once = Once("operator", None, "", now)
+    return Call(
+        actor=Actor("operator", Role.OWNER), request_id="req_1", path={"name": name}, query={}, body=None,
+        given=frozenset(), if_generation=None, once=once, seal=SIGNER.seal, now=now,
+    )  # fmt: skip
+
+
+async def test_all_that_is_on_record_is_told_page_by_page(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "PAGE", 2)
+    asked: list[str] = []
+
+    async def describe(region: str, replica_id: str) -> Description:
+        asked.append(replica_id)
+        return Description(Phase.ABSENT)
+
+    settings = load_settings({"home": tmp_path}, {})
+    operations = EvidenceOperations(store, settings, {}, SIGNER, describe)
+    endpoint = await make_endpoint(store)
+    async with store.write() as session:
+        for number in range(5):
+            # several came to be in the same moment
+            await replicas.add_intent(session, f"rep_{number}", endpoint, 1, Rung.HOT, 10.0 + number // 3)
+            await replicas.write_replica(session, f"rep_{number}", {"state": "terminated", "terminated_at": 20.0})
+            await endpoints.update_endpoint(session, endpoint.name, {"max_replicas": 3 + number}, 10.0)
+            events = [event(f"{number}", endpoint_id=endpoint.id, key_id=f"k{number}", region="local-eu")]
+            await usage.add_usage(session, events)
+            endpoints.add_event(session, endpoint, 30.0, "retention", None, f"{number} usage events")
+            await call_of(endpoint.name, 200.0).audit(session, "endpoint.update", endpoint.name)
+
+    async def told(now: float) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
+        answer = await operations.evidence(call_of(endpoint.name, now))
+        lines: list[str] = []
+        async for line in answer.text:
+            lines.append(line)
+            seen = {one["replica"] for one in map(content_of, lines) if one["kind"] == "replica"}
+            assert len(asked) - len(seen) <= 2, "no more is held than a page"
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for content in map(content_of, lines):
+            by_kind.setdefault(content["kind"], []).append(content)
+        return lines, by_kind
+
+    lines, found = await told(300.0)
+    assert check(lines).faults == []
+    assert [one["generation"] for one in found["generation"]] == [1, 2, 3, 4, 5, 6]
+    assert [one["replica"] for one in found["replica"]] == asked == [f"rep_{number}" for number in range(5)]
+    assert [one["key_id"] for one in found["traffic"]] == [f"k{number}" for number in range(5)]
+    assert [one["what"] for one in found["deleted"]] == [f"{number} usage events" for number in range(5)]
+    assert [one["action"] for one in found["change"]] == ["endpoint.update"] * 5 + ["endpoint.evidence"]
+    assert (found["kept"][0]["replicas"]["count"], found["kept"][0]["generations"]["count"]) == (5, 6)
+
+    # gone, and its name another's: the newest that had it is told of, and what it did alone
+    async with store.write() as session:
+        await endpoints.write_observed(session, endpoint, {"deleted_at": 400.0}, 400.0)
+    asked.clear()
+    _, found = await told(500.0)
+    assert found["about"][0]["deleted_at"] == "1970-01-01T00:06:40.000Z"
+    assert len(found["replica"]) == 5
+    assert len(found["change"]) == 6, "what came after its end is another's"
+    await make_endpoint(store)
+    asked.clear()
+    _, found = await told(600.0)
+    assert found["about"][0]["endpoint_id"] != endpoint.id
+    assert "replica" not in found
+    with pytest.raises(NotFound, match="ever named"):
+        await operations.evidence(call_of("nobody", 600.0))
+
+
+def content_of(line: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(line)["content"]
+    return content
+
+
+def test_evidence_that_is_cut_off_is_no_evidence(fresh: Installation, tmp_path: Path) -> None:
+    fresh.up()
+    with fresh.admin() as admin:
+        create(admin, "cut", "fast", idle_timeout=600)
+        admin.update_endpoint("cut", {"paused": True})
+        until(lambda: state_of(admin, "cut") == "paused", "paused")
+        with sqlite3.connect(fresh.home / "ingle.db") as database:
+            database.execute("UPDATE replicas SET created_at = 1e300")  # no time at all
+        file = tmp_path / "evidence.jsonl"
+        done = ingle(fresh.home, "endpoint", "evidence", "cut", "-f", str(file))
+        assert (done.returncode, "ended before its time" in done.stderr) == (1, True)
+        assert not file.exists()
+        got: list[str] = []
+        with pytest.raises(Unavailable, match="ended before its time"):
+            got.extend(admin.evidence("cut"))
+        refused = ingle(fresh.home, "endpoint", "evidence", "cut", "-f", str(tmp_path / "no" / "folder"))
+        assert (refused.returncode, "can't be written" in refused.stderr) == (2, True)
+    assert "OverflowError" in fresh.programs[0].log()
 
 
 def test_an_endpoint_leaves_evidence(platform: Installation, admin: AdminClient, tmp_path: Path) -> None:
@@ -130,8 +247,6 @@ def test_an_endpoint_leaves_evidence(platform: Installation, admin: AdminClient,
 
 def test_the_provider_is_believed_over_our_records(fresh: Installation) -> None:
     """A row that says terminated of a replica that runs: nobody may look better than the provider says."""
-    import sqlite3
-
     fresh.more = {"INGLE_TIMING__SWEEP": "3600"}
     fresh.up()
     with fresh.admin() as admin:
@@ -145,7 +260,7 @@ def test_the_provider_is_believed_over_our_records(fresh: Installation) -> None:
         with sqlite3.connect(fresh.home / "ingle.db") as database:
             database.execute("UPDATE replicas SET id = 'gone' WHERE id = ?", (running,))
             database.execute("UPDATE replicas SET id = ? WHERE id = ?", (running, replica))
-        contents = [json.loads(line)["content"] for line in admin.evidence("lying").lines]
+        contents = [json.loads(line)["content"] for line in admin.evidence("lying")]
     (said,) = [content for content in contents if content["kind"] == "disagreement"]
     assert (said["replica"], said["we_say"], said["provider_says"]) == (running, "terminated", "running")
 

@@ -58,7 +58,7 @@ def test_a_replica_is_told_more_than_its_environment_says() -> None:
 
 def settled(admin: AdminClient, name: str) -> dict[str, Any]:
     """What the evidence says of where it sends."""
-    contents = [json.loads(line)["content"] for line in admin.evidence(name).lines]
+    contents = [json.loads(line)["content"] for line in admin.evidence(name)]
     (said,) = (content for content in contents if content["kind"] == "exported")
     return {key: said[key] for key in ("region", "to", "why")}
 
