@@ -106,6 +106,8 @@ class Reconciler:
             max_failures=timing.max_failures,
         )
         self._leases: dict[str, leases.Lease] = {}
+        self._sought: set[str] = set()
+        """Endpoints that had something to do at the last tick."""
         self._unknown: set[str] = set()
         """Replicas of which their provider didn't know when it was asked last; it was said once."""
         self._poke = store.subscribe("endpoints")
@@ -140,7 +142,7 @@ class Reconciler:
 
         Returns whether a replica is on its way up or down.
         """
-        await self._renew()
+        elsewhere = await self._renew()
         worked_on, read_at = set(self._working), self._monotonic()
         async with self._store.read() as session:
             known = await endpoint_store.list_endpoints(session)
@@ -152,7 +154,10 @@ class Reconciler:
             for endpoint in known
             if endpoint.region in self._providers and (_restless(endpoint) or endpoint.id in by_endpoint)
         ]
+        self._sought = {endpoint.id for endpoint in work}
         for endpoint in work:
+            if endpoint.id in elsewhere:
+                continue
             # what was read while it was worked on may be from before that work's own writes
             own = None if endpoint.id in worked_on else by_endpoint.get(endpoint.id, [])
             self._start(endpoint.id, self._one(prober, endpoint, own, read_at))
@@ -204,21 +209,24 @@ class Reconciler:
         held = self._leases.get(endpoint_id)
         return held if held is not None and held.expires_at - self._clock() > self._timing.lease / 4 else None
 
-    async def _renew(self) -> None:
-        """Extend the leases that are half over, in one transaction, so that what is read next is read under them."""
+    async def _renew(self) -> set[str]:
+        """Extend the leases that are half over, and take what others held at the last tick, in one transaction, so that
+        what is read next is read under them. Returns those that others hold."""
         now = self._clock()
-        due = [
+        due = {
             endpoint_id
             for endpoint_id, lease in self._leases.items()
-            if endpoint_id not in self._working
-            and not self._timing.lease / 2 < lease.expires_at - now <= self._timing.lease
-        ]
-        if due:
-            async with self._store.write() as session:
-                renewed = await leases.take_leases(session, due, self._owner, now, self._timing.lease)
-            for endpoint_id in due:
-                self._leases.pop(endpoint_id, None)
-            self._leases |= renewed
+            if not self._timing.lease / 2 < lease.expires_at - now <= self._timing.lease
+        }
+        due = (due | self._sought - self._leases.keys()) - self._working.keys()
+        if not due:
+            return due
+        async with self._store.write() as session:
+            renewed = await leases.take_leases(session, sorted(due), self._owner, now, self._timing.lease)
+        for endpoint_id in due:
+            self._leases.pop(endpoint_id, None)
+        self._leases |= renewed
+        return due - renewed.keys()
 
     async def _lease(self, endpoint_id: str) -> leases.Lease | None:
         async with self._store.write() as session:
@@ -463,7 +471,8 @@ class Reconciler:
 
 def _restless(endpoint: Endpoint) -> bool:
     """Whether an endpoint without replicas has something to do."""
-    if endpoint.state not in _RESTING or endpoint.deleting:
+    changed = endpoint.observed_generation != endpoint.generation and not endpoint.given_up
+    if endpoint.state not in _RESTING or endpoint.deleting or changed:
         return True
     if endpoint.paused != (endpoint.state is EndpointState.PAUSED):
         return True

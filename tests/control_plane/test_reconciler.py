@@ -196,6 +196,22 @@ async def test_a_permanent_refusal_ends_it(world: World) -> None:
     assert await world.replicas() == []
 
 
+async def test_what_rests_is_changed_too(world: World) -> None:
+    await make_endpoint(world.store)
+    controller = world.controller()
+    await world.turn(controller, times=3)
+    await world.ask(desired_replicas=0)
+    await world.turn(controller, times=6)
+    assert (await world.endpoint()).state == "zero"
+    for changes in ({"max_replicas": 3}, {"paused": True}, {"max_replicas": 4}):
+        async with world.store.write() as session:
+            await endpoints.update_endpoint(session, "chat", changes, world.now)
+        await world.turn(controller)
+        endpoint = await world.endpoint()
+        assert endpoint.observed_generation == endpoint.generation
+    assert endpoint.state == "paused"
+
+
 async def test_terminated_is_written_when_the_provider_says_so(world: World) -> None:
     await make_endpoint(world.store)
     controller = world.controller()
