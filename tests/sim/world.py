@@ -373,5 +373,8 @@ class World:
             hopeless = endpoint.model == "bad" and endpoint.stable_runtime is None and str(endpoint.state) == "failed"
             if endpoint.given_up and endpoint.reason_code != "model_not_found":
                 raise Broken(f"{endpoint.name} has forgotten why it failed: {endpoint.reason_code}, {endpoint.reason}")
+            unseen = endpoint.observed_generation != endpoint.generation and not endpoint.given_up
+            if unseen and endpoint.canary is None:
+                raise Broken(f"{endpoint.name} is still said to be at generation {endpoint.observed_generation}")
             if str(endpoint.state) not in ("ready", "zero", "paused") and not (fallen or hopeless):
                 raise Broken(f"{endpoint.name} is {endpoint.state} ({endpoint.reason}) long after the trouble")
