@@ -253,7 +253,7 @@ class Generation(BaseModel):
 
 
 class EvidenceLine(BaseModel):
-    """One line of evidence: `hash` is over `seq`, `previous` and `content`, and signed; `previous` is the line before."""
+    """A line of evidence: `hash` is over `seq`, `previous` and `content`, and signed; `previous` is the one before."""
 
     seq: int
     content: dict[str, Any]
