@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.client import AdminClient
 from control_plane.providers.processes import marked
 from tests.contract.providers.aws_cloud import Cloud
 from tests.contract.providers.aws_machines import MACHINE
@@ -16,10 +17,10 @@ from tests.control_plane.harness import Installation, chat, create, installed, u
 
 
 @pytest.fixture
-def home_on_aws(cloud: Cloud, tmp_path: Path) -> Iterator[Installation]:
-    """An installation with a region of this machine and one of AWS."""
+def home_on_aws(cloud: Cloud, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Installation]:
+    """An installation with a region of this machine and one of AWS; its settings may be the fixture's parameter."""
     cloud.proxy.forgive()
-    own = cloud.values(node_home=str(tmp_path / "node"))
+    own = cloud.values(node_home=str(tmp_path / "node"), **getattr(request, "param", {}))
     regions = [{"name": "local-eu"}, {"name": "de-1", "jurisdiction": "DE", "provider": "aws", "aws": own}]
     with installed(tmp_path / "home", INGLE_REGIONS=json.dumps(regions), INGLE_REPLICA_TLS="true") as installation:
         yield installation
@@ -49,6 +50,41 @@ def test_an_endpoint_on_an_instance_answers_and_leaves_nothing(home_on_aws: Inst
     assert not marked(MACHINE, instance["InstanceId"])
     assert [one["State"]["Name"] for one in cloud.instances(replica=replica.id)] == ["terminated"]
     assert not [name for name in cloud.secrets() if replica.id in name]
+
+
+@pytest.mark.parametrize("home_on_aws", [{"spot": True}], indirect=True)
+def test_a_spot_instance_that_is_taken_back_is_drained_and_replaced(home_on_aws: Installation, cloud: Cloud) -> None:
+    home_on_aws.up()
+    with home_on_aws.admin() as admin:
+        url = create(admin, "far", region="de-1", min_replicas=1)
+        (first,) = admin.endpoint("far").replicas
+        (instance,) = cloud.instances(replica=first.id)
+        notice = '{"action": "terminate", "time": "2026-12-01T08:22:00Z"}'
+        cloud.proxy.machines.notices[instance["InstanceId"]] = notice
+        until(lambda: _ready(admin) not in ([], [first.id]) and _live(cloud) == _ready(admin), "another serves instead")
+        told = [(one.state, one.code) for one in admin.events("far") if one.replica == first.id]
+        assert ("draining", "spot_interrupted") in told
+        assert told[-1][0] == "terminated"
+        key = admin.create_key({"name": "k"}).secret
+        with home_on_aws.tenant(url, key) as tenant:
+            assert tenant.post("/chat/completions", json=chat(model="far")).status_code == 200
+        admin.delete_endpoint("far")
+        until(lambda: "far" not in {one.name for one in admin.endpoints()}, "it is deleted")
+    assert _live(cloud) == []
+
+
+def _ready(admin: AdminClient) -> list[str]:
+    return [replica.id for replica in admin.endpoint("far").replicas if replica.state == "ready"]
+
+
+def _live(cloud: Cloud) -> list[str]:
+    """Replicas whose instances aren't terminated."""
+    return [
+        tag["Value"]
+        for instance in cloud.instances(endpoint="far")
+        for tag in instance["Tags"]
+        if tag["Key"] == "ingle:replica" and instance["State"]["Name"] != "terminated"
+    ]
 
 
 def test_one_that_is_never_reachable_is_ended_with_its_endpoint(home_on_aws: Installation, cloud: Cloud) -> None:
