@@ -111,19 +111,22 @@ def _ray(
         raise ConfigError(f"region {first}: ray isn't installed: pip install 'ingle[ray]'", param="regions")
     if not cluster.token_file.is_file():
         raise ConfigError(f"region {first}: ray.token_file {cluster.token_file} isn't there", param="regions")
+    under_a_law = {region.name for region in settings.regions if region.jurisdiction is not None}
     return RayProvider(
         RayLink(cluster.address, installation_name(secret), cluster.token_file),
         secret,
         home=settings.home,
         node_home=cluster.node_home,
-        spots={name: Spot(own.label, own.value or name, own.cpus, own.queue_seconds) for name, own in regions.items()},
+        spots={
+            # what is logged under a law stays where that holds
+            name: Spot(own.label, own.value or name, own.cpus, own.queue_seconds, name not in under_a_law)
+            for name, own in regions.items()
+        },
         command=settings.replica_command,
         terminate_grace=settings.timing.terminate_grace,
         log_bytes=settings.replica_log_bytes,
         mesh=mesh,
         variables=variables,
-        # a place of another law is no place for them
-        keeps_logs=not any(found.jurisdiction for found in settings.regions if found.name in regions),
     )
 
 

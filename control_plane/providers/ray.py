@@ -31,13 +31,15 @@ _ANSWER_MARGIN = 4.0
 class Spot:
     """What a region is in a cluster: nodes with `label` = `value`. A replica takes `cpus` of its node's.
 
-    One that waits in the cluster's queue for more than `queue_seconds` is given up as without capacity.
+    One that waits in the cluster's queue for more than `queue_seconds` is given up as without capacity. With
+    `keeps_logs` what replicas logged last comes to the control plane when they end; their nodes have it anyway.
     """
 
     label: str
     value: str
     cpus: float
     queue_seconds: float
+    keeps_logs: bool = True
 
     @property
     def selector(self) -> dict[str, str]:
@@ -55,7 +57,7 @@ class RayProvider:
 
     `home` is the control plane's, for certificates and last logs, `node_home` one of each node, `terminate_grace` is in
     seconds, and `log_bytes` bounds each of a replica's two log files. `variables` are set for replicas of a region, by
-    region. With `keeps_logs` what replicas logged last comes here when they end; their nodes have it anyway.
+    region.
     """
 
     def __init__(
@@ -71,7 +73,6 @@ class RayProvider:
         log_bytes: int,
         mesh: Mesh | None = None,
         variables: Mapping[str, Mapping[str, str]] | None = None,
-        keeps_logs: bool = True,
     ) -> None:
         self._cluster = link
         self._secret = secret
@@ -84,7 +85,6 @@ class RayProvider:
         self._log_bytes = log_bytes
         self._mesh = mesh
         self._variables = dict(variables or {})
-        self._keeps_logs = keeps_logs
         self._link = mesh.link if mesh else PLAIN
         self._sent: dict[str, tuple[str, str]] = {}
 
@@ -129,8 +129,8 @@ class RayProvider:
 
     async def terminate(self, replica_id: str) -> None:
         last = await self._cluster.call("terminate", replica_id=replica_id, patience=self._grace + _ANSWER_MARGIN)
-        if last is not None and self._keeps_logs:
-            lines, position = last
+        if last is not None and keeps_logs(last["labels"], self._spots.values()):
+            lines, position = last["lines"], last["position"]
             await asyncio.to_thread(self._last_logs.keep, replica_id, lines, position)
         self._sent.pop(replica_id, None)
         path = self._pair_file(replica_id)
@@ -231,6 +231,12 @@ def region_of(labels: Mapping[str, str], spots: Mapping[str, Spot], recorded: st
     """Whose node has these labels: the recorded region's, where several regions are the same nodes."""
     fits = [region for region, spot in spots.items() if labels.get(spot.label) == spot.value]
     return recorded if recorded in fits else next(iter(fits), ELSEWHERE)
+
+
+def keeps_logs(labels: Mapping[str, str] | None, spots: Iterable[Spot]) -> bool:
+    """Whether what was logged on a node with these labels may come here: each region that it is in must say so."""
+    fits = [spot for spot in spots if labels is not None and labels.get(spot.label) == spot.value]
+    return bool(fits) and all(spot.keeps_logs for spot in fits)
 
 
 def _description(said: Mapping[str, Any], spots: Mapping[str, Spot]) -> Description:

@@ -88,15 +88,14 @@ class Driver:
         except RayActorError:
             return self._without_actor(replica_id)
         mark = self._mark(STARTED, replica_id)
-        labels = [found["Labels"] for found in ray.nodes() if found["NodeID"] == mark.get("node")]
-        return said | {"began_at": mark.get("at"), "labels": labels[0] if labels else None}
+        return said | {"began_at": mark.get("at"), "labels": self._labels(mark)}
 
     def list_owned(self) -> list[str]:
         found = kv._internal_kv_list(LIVE, namespace=self._namespace)
         return sorted({key.decode().removeprefix(LIVE) for key in found} | set(ray.util.list_named_actors()))
 
-    def terminate(self, replica_id: str, patience: float) -> tuple[list[str], int] | None:
-        """Returns what it logged last, when it is seen to be gone just now.
+    def terminate(self, replica_id: str, patience: float) -> Json | None:
+        """Returns what it logged last, and the labels of its node, when it is seen to be gone just now.
 
         A supervisor that hasn't answered for `patience` seconds isn't waited for any more.
         """
@@ -110,7 +109,8 @@ class Driver:
             return None
         if actor is not None:
             with suppress(RayError):  # its supervisor is dead, or as good as that
-                last = self.logs(replica_id, _LAST_LINES, None)
+                lines, position = self.logs(replica_id, _LAST_LINES, None) or ([], 0)
+                last = {"lines": lines, "position": position, "labels": self._labels(started)}
             ray.kill(actor)
         with suppress(ValueError):  # most have none
             remove_placement_group(get_placement_group(self._group_name(replica_id)))
@@ -130,6 +130,11 @@ class Driver:
             return None
         said, position = ray.get(actor.logs.remote(lines, after), timeout=_ANSWER_SECONDS)
         return said, position
+
+    def _labels(self, started: Json) -> dict[str, str] | None:
+        """Of the node that it was started on; None where the cluster doesn't know that one."""
+        found = [dict(node["Labels"]) for node in ray.nodes() if node["NodeID"] == started.get("node")]
+        return found[0] if found else None
 
     def _without_actor(self, replica_id: str) -> Json:
         if not self._has(LIVE, replica_id):

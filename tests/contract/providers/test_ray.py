@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +20,7 @@ import pytest
 from control_plane.domain import ELSEWHERE, Address, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.processes import MARK, marked, start_time
-from control_plane.providers.ray import Node, RayProvider, Spot, lack_of, offers_of, region_of, resources_of
+from control_plane.providers.ray import Node, RayProvider, Spot, keeps_logs, lack_of, offers_of, region_of, resources_of
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.certificates import CertificateAuthority
 from control_plane.security.mesh import Mesh, server_name
@@ -49,7 +50,6 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
         link: RayLink | None = None,
         mesh: Mesh | None = None,
         grace: float = GRACE,
-        keeps_logs: bool = True,
     ) -> RayProvider:
         links.append(link or RayLink(cluster.address, namespace, cluster.token_file))
         return RayProvider(
@@ -62,7 +62,6 @@ async def make(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
             terminate_grace=grace,
             log_bytes=LOG_BYTES,
             mesh=mesh,
-            keeps_logs=keeps_logs,
         )
 
     yield made
@@ -139,9 +138,25 @@ async def test_replicas_run_on_nodes_of_their_region_and_use_their_caches(
         await gone(provider, name)
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"region": "eu-1"}, True),
+        ({"region": "fr-1"}, False),
+        ({"region": "moon-1"}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_where_last_logs_may_leave_their_node(labels: dict[str, str] | None, expected: bool) -> None:
+    france = Spot("region", "fr-1", 1.0, 1.0, keeps_logs=False)
+    assert keeps_logs(labels, [EU, france]) is expected
+    assert keeps_logs({"region": "fr-1"}, [Spot("region", "fr-1", 1.0, 1.0), france]) is False, "each must say so"
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 async def test_last_logs_leave_the_node_only_where_they_may(make: Make, one: str, keeps: bool) -> None:
-    provider = make(keeps_logs=keeps)
+    provider = make({"eu-1": replace(EU, keeps_logs=keeps), "me-1": Spot("region", "me-1", 1.0, 30.0)})
     await provider.ensure(spec(one))
     await becomes(provider, one, Phase.RUNNING)
     there, _ = await provider.logs(one, 10)
