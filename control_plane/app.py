@@ -43,7 +43,7 @@ from control_plane.gateway.hosts import host_names
 from control_plane.gateway.server import Gateway
 from control_plane.listener import TlsListener
 from control_plane.observe.exporter import Exporter
-from control_plane.observe.exports import Export, exports_of
+from control_plane.observe.exports import GENERAL, Export, Why, exports_of
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
 from control_plane.providers.catalogue import Providers, open_providers
@@ -117,6 +117,9 @@ async def open_platform(settings: Settings, *, migrate: bool, without_store: boo
     authority = CertificateAuthority(settings.home, settings.certificate_days, keyring)
     mesh = Mesh(authority, settings.replica_certificate_seconds) if settings.replica_tls else None
     exports = exports_of(settings.regions, os.environ)
+    for region, export in exports.items():
+        if export.why is Why.WITHHELD and os.environ.get(f"{GENERAL}_ENDPOINT"):
+            event("telemetry.withheld", level=logging.WARNING, region=region, hint="it has no otlp_endpoint of its own")
     return Platform(
         settings=settings,
         secret=secret,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -61,7 +61,7 @@ class EvidenceOperations:
             await call.audit(session, "endpoint.evidence", found.name)
         return Lines(self._lines(found, call.now))
 
-    async def _lines(self, found: domain.Endpoint, now: float) -> AsyncIterator[str]:
+    async def _lines(self, found: domain.Endpoint, now: float) -> AsyncGenerator[str, None]:
         writer = Writer(self._signer.seal)
         async for records in self._records(found, now):
             # signing takes a while

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,7 @@ class Answer:
 class Lines:
     """An answer of JSON lines, written as they are made: it may be longer than memory has room for."""
 
-    text: AsyncIterator[str]
+    text: AsyncGenerator[str, None]
 
 
 Handler = Callable[[Call], Awaitable[Answer | Page | Lines]]

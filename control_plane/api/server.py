@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from aiohttp import web
@@ -173,8 +173,8 @@ class AdminApi:
         async with self._streams:
             await response.prepare(request)
             try:
-                async with asyncio.timeout(_LINES_SECONDS):
-                    async for line in answer.text:
+                async with asyncio.timeout(_LINES_SECONDS), aclosing(answer.text) as text:
+                    async for line in text:
                         await response.write(f"{line}\n".encode())
             except Exception as error:
                 if not isinstance(error, ConnectionResetError):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from control_plane.domain import ReplicaState
-from control_plane.errors import IngleError, ProviderError
+from control_plane.errors import IngleError, ProviderError, StoreUnavailable
 from control_plane.metering.ledger import Theirs
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
@@ -37,8 +37,12 @@ async def sweep(store: Store, providers: Mapping[str, Provider], now: float, tol
             event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
         except Exception as error:
             event("reconciler.fault", level=logging.ERROR, error=error)
-    async with store.read() as session:
-        standing = await drift.standing_drift(session)
+    try:
+        async with store.read() as session:
+            standing = await drift.standing_drift(session)
+    except StoreUnavailable as error:
+        event("reconciler.sweep_failed", level=logging.WARNING, reason=error.message)
+        return
     for region in providers:
         metrics.drift.labels(region).set(standing.pop(region, 0))
     metrics.drift.labels(_ELSEWHERE).set(sum(standing.values()))

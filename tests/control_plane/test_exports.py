@@ -108,6 +108,8 @@ def test_nothing_of_a_region_comes_to_anothers_collector(protocol: str, tmp_path
                 until(partial(collector.nth, span), f"{span} at {name}")
             until(partial(collector.metrics.issuperset, {"ingle.tokens.generated"}), f"metrics at {name}")
         assert program.stop() == 0
+    withheld = [json.loads(line) for line in program.log().splitlines() if "telemetry.withheld" in line]
+    assert [line["region"] for line in withheld] == ["ae-1"]
     expected = {"de-1": {"de-1"}, "fr-1": {"fr-1"}, "environment": {"any-1"}}
     assert {name: one.regions for name, one in collectors.items()} == expected
     for name, one in collectors.items():

@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from control_plane.api import schemas
+from control_plane.api.metering import MeteringOperations
 from control_plane.domain import Rung
+from control_plane.errors import Unprocessable
 from control_plane.metering.bill import Line, Spending, Story, bill, bounds, month_start, rung_of
 from control_plane.metering.prices import NANO, PriceBook
 from control_plane.store import endpoints, generations, replicas, spending
 from control_plane.store.database import Store
 from tests.control_plane.harness import Installation, chat, create, ingle, state_of, until
+from tests.control_plane.test_evidence import call_of
 from tests.control_plane.test_store import SPEC, make_endpoint
 
 HOUR = 3600.0
@@ -200,6 +206,38 @@ async def test_what_deleted_endpoints_cost_is_told_page_by_page(store: Store, mo
         first = await spending.billed_endpoints(session, 0.0, 9 * HOUR, limit=1)
         second = await spending.billed_endpoints(session, 0.0, 9 * HOUR, after=(first[0].name, first[0].id))
     assert {one.id: one.deleted_at for one in (*first, *second)} == {gone.id: 6 * HOUR, lives.id: None}
+
+
+async def test_costs_come_in_pages_and_say_where_idle_hours_are_not_known(store: Store) -> None:
+    day = 86_400.0
+    for name, retention in (("kept", 90 * day), ("forgot", day)):
+        one = await make_endpoint(store, name=name, retention=retention)
+        async with store.write() as session:
+            await replicas.add_intent(session, f"rep_{name}", one, 1, Rung.HOT, 28 * day)
+    costs = MeteringOperations(store)
+
+    async def page(**query: str) -> tuple[list[tuple[str, bool]], str | None]:
+        given = {"limit": "1", "since": str(27 * day), **query}
+        call = replace(call_of("-", 30 * day), query=given)
+        found = await costs.cost(call)
+        return [(one.endpoint, one.idle_hours is None) for one in map(_cost, found.items)], found.next
+
+    first, cursor = await page()
+    assert first == [("forgot", True)], "its single requests are gone, which would tell"
+    assert cursor is not None
+    second, cursor = await page(after=cursor)
+    assert second == [("kept", False)]
+    assert cursor is not None
+    assert await page(after=cursor) == ([], None)
+    assert (await page(since=str(29.5 * day)))[0] == [("forgot", False)]
+    for since, until_ in ((30 * day, 31 * day), (29 * day, 28 * day)):
+        with pytest.raises(Unprocessable, match="since must be before"):
+            await page(since=str(since), until=str(until_))
+
+
+def _cost(item: BaseModel) -> schemas.Cost:
+    assert isinstance(item, schemas.Cost)
+    return item
 
 
 async def test_a_replica_is_billed_by_what_it_ran_on_however_long_ago(store: Store) -> None:
