@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from control_plane.api import observed, schemas
+from control_plane.api import money, observed, schemas
 from control_plane.errors import (
     ConfigError,
     Conflict,
@@ -101,11 +101,11 @@ class AdminClient:
     def roll_back(self, name: str, to: int | None = None) -> schemas.Endpoint:
         return self._one(schemas.Endpoint, "POST", f"/endpoints/{_part(name)}/rollback", {"to": to})
 
-    def cost_lines(self, **filters: str | None) -> list[schemas.CostLine]:
-        return self._all(schemas.CostLine, "/cost/lines", filters)
+    def cost_lines(self, **filters: str | None) -> list[money.CostLine]:
+        return self._all(money.CostLine, "/cost/lines", filters)
 
-    def drift(self) -> list[schemas.Drift]:
-        return self._page(schemas.Drift, "/cost/drift", {})[0]
+    def drift(self) -> list[money.Drift]:
+        return self._page(money.Drift, "/cost/drift", {})[0]
 
     def evidence(self, name: str) -> Iterator[str]:
         """Lines, as they come."""
@@ -193,18 +193,18 @@ class AdminClient:
         body = self._send("POST", "/certs/rotate", {"name": name})
         return [schemas.Certificate.model_validate(item) for item in body["data"]]
 
-    def usage(self, **filters: str | None) -> list[schemas.Usage]:
-        return self._all(schemas.Usage, "/usage", filters)
+    def usage(self, **filters: str | None) -> list[money.Usage]:
+        return self._all(money.Usage, "/usage", filters)
 
-    def cost(self, **filters: str | None) -> list[schemas.Cost]:
-        return self._all(schemas.Cost, "/cost", filters)
+    def cost(self, **filters: str | None) -> list[money.Cost]:
+        return self._all(money.Cost, "/cost", filters)
 
-    def prices(self) -> list[schemas.Prices]:
+    def prices(self) -> list[money.Prices]:
         """Newest first."""
-        return self._all(schemas.Prices, "/prices")
+        return self._all(money.Prices, "/prices")
 
-    def set_prices(self, book: Mapping[str, Any]) -> schemas.Prices:
-        return self._create(schemas.Prices, "/prices", book)
+    def set_prices(self, book: Mapping[str, Any]) -> money.Prices:
+        return self._create(money.Prices, "/prices", book)
 
     def audit(self, limit: int) -> list[schemas.Audit]:
         return self._page(schemas.Audit, "/audit", {"limit": str(limit)})[0]

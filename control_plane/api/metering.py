@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.api import schemas, views
+from control_plane.api import money, views
 from control_plane.api.operations import PAGED, Answer, Call, Operation, Page, Parameter, limit_of, number_of
 from control_plane.domain import Endpoint, Role
 from control_plane.errors import Unprocessable
@@ -41,21 +41,21 @@ class MeteringOperations:
         path = "/admin/v1/prices"
         return [
             Operation("listUsage", "GET", "/admin/v1/usage", Role.VIEWER, "Requests and tokens of whole UTC hours",
-                      self.usage, schemas.Usage, is_list=True,
+                      self.usage, money.Usage, is_list=True,
                       parameters=(*period, Parameter("by", "`hour` for one item an hour"))),
             Operation("listCost", "GET", "/admin/v1/cost", Role.VIEWER, "What endpoints cost, deleted ones too",
-                      self.cost, schemas.Cost, is_list=True, parameters=(*period, *PAGED)),
+                      self.cost, money.Cost, is_list=True, parameters=(*period, *PAGED)),
             Operation("listCostLines", "GET", "/admin/v1/cost/lines", Role.VIEWER,
-                      "What each replica cost, rung by rung: the lines of a bill", self.lines, schemas.CostLine,
+                      "What each replica cost, rung by rung: the lines of a bill", self.lines, money.CostLine,
                       is_list=True, parameters=(*period, Parameter("after", "cursor of the page"))),
             Operation("listDrift", "GET", "/admin/v1/cost/drift", Role.VIEWER,
                       "Where providers' inventories and our records disagree, or did, and what that comes to",
-                      self.drift, schemas.Drift,
+                      self.drift, money.Drift,
                       is_list=True),
             Operation("listPrices", "GET", path, Role.VIEWER, "Price books, newest first", self.prices,
-                      schemas.Prices, is_list=True),
+                      money.Prices, is_list=True),
             Operation("setPrices", "POST", path, Role.OWNER, "Put the next price book in force", self.set_prices,
-                      schemas.Prices, schemas.PricesCreate, status=201, idempotent=True),
+                      money.Prices, money.PricesCreate, status=201, idempotent=True),
         ]  # fmt: skip
 
     async def usage(self, call: Call) -> Page:
@@ -98,7 +98,7 @@ class MeteringOperations:
         since: float,
         until: float,
         now: float,
-    ) -> schemas.Cost:
+    ) -> money.Cost:
         alive = idle = 0.0
         warmth = 0
         lives = await usage.lives(session, item.id, since, until)
@@ -118,7 +118,7 @@ class MeteringOperations:
         warmth = max(0, warmth + total)
         told = max(since, item.created_at) >= now - item.retention
         requests, tokens, price = await usage.tokens_cost(session, item.id, since, until)
-        return schemas.Cost(
+        return money.Cost(
             tenant=names.get(item.tenant_id, item.tenant_id),
             endpoint=item.name,
             endpoint_id=item.id,
@@ -152,7 +152,7 @@ class MeteringOperations:
             rows = await drift.list_drift(session, _MOST_DRIFT)
         return Page(
             [
-                schemas.Drift(
+                money.Drift(
                     replica=row.replica_id,
                     kind=row.kind,
                     region=row.region or None,
@@ -173,11 +173,11 @@ class MeteringOperations:
             return Page([views.prices(book) for book in await prices.list_books(session)])
 
     async def set_prices(self, call: Call) -> Answer:
-        asked: schemas.PricesCreate = call.body
+        asked: money.PricesCreate = call.body
         async with self._store.write() as session:
             again = await call.once.repeated(session)
             if again is not None:
-                return Answer(schemas.Prices.model_validate(again), 201)
+                return Answer(money.Prices.model_validate(again), 201)
             models = {name: TokenPrices(**price.model_dump()) for name, price in asked.models.items()}
             book = await prices.add_book(session, asked.currency, models, asked.accelerators, call.now)
             view = views.prices(book)
@@ -186,8 +186,8 @@ class MeteringOperations:
             return Answer(view, 201)
 
 
-def _line(item: Endpoint, line: Line, books: list[PriceBook]) -> schemas.CostLine:
-    return schemas.CostLine(
+def _line(item: Endpoint, line: Line, books: list[PriceBook]) -> money.CostLine:
+    return money.CostLine(
         endpoint=item.name,
         endpoint_id=item.id,
         deleted_at=_gone(item),
@@ -239,9 +239,9 @@ def _spans(books: list[PriceBook], since: float, until: float) -> list[tuple[flo
     return [(start, end, book_of.in_force(books, start)) for start, end in pairwise(cuts)]
 
 
-def _usage(row: dict[str, Any], names: dict[str, str]) -> schemas.Usage:
+def _usage(row: dict[str, Any], names: dict[str, str]) -> money.Usage:
     same = ("region", "requests", "prompt_tokens", "completion_tokens", "cached_tokens", "wasted_tokens")
-    return schemas.Usage(
+    return money.Usage(
         hour=iso(row["hour"]) if "hour" in row else None,
         tenant=names.get(row["tenant_id"], row["tenant_id"]),
         endpoint=row["endpoint_name"],

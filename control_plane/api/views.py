@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from control_plane import domain
-from control_plane.api import schemas
+from control_plane.api import money, schemas
 from control_plane.metering.prices import PriceBook
 from control_plane.observe.logs import iso
 from control_plane.security.certificates import Certificate
@@ -98,12 +98,12 @@ def limits(quota: domain.Quota) -> schemas.Limits:
     return schemas.Limits(**asdict(quota))
 
 
-def prices(book: PriceBook) -> schemas.Prices:
-    return schemas.Prices(
+def prices(book: PriceBook) -> money.Prices:
+    return money.Prices(
         version=book.version,
         effective_at=iso(book.effective_at),
         currency=book.currency,
-        models={name: schemas.TokenPrices(**asdict(price)) for name, price in book.models.items()},
+        models={name: money.TokenPrices(**asdict(price)) for name, price in book.models.items()},
         accelerators=dict(book.accelerators),
     )
 

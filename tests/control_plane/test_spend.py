@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from control_plane.api import schemas
+from control_plane.api import money
 from control_plane.api.metering import MeteringOperations
 from control_plane.domain import Rung
 from control_plane.errors import Unprocessable
@@ -235,8 +235,8 @@ async def test_costs_come_in_pages_and_say_where_idle_hours_are_not_known(store:
             await page(since=str(since), until=str(until_))
 
 
-def _cost(item: BaseModel) -> schemas.Cost:
-    assert isinstance(item, schemas.Cost)
+def _cost(item: BaseModel) -> money.Cost:
+    assert isinstance(item, money.Cost)
     return item
 
 
