@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.sim.crash import points, run_point
 from tests.sim.exits import run_exits
 from tests.sim.report import Broken, Report
-from tests.sim.run import run_seed
+from tests.sim.run import migrated, run_seed
 
 _TOLD = 100
 """Seeds after which a line says how far it is."""
@@ -92,7 +93,8 @@ def _reports(seeds: range, jobs: int) -> Iterator[Report | str]:
     if jobs == 1:
         yield from map(_one, seeds)
     else:
-        with ProcessPoolExecutor(jobs) as pool:
+        migrated()  # before they are forked, so that each needn't, and leaves none behind
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
             yield from pool.map(_one, seeds, chunksize=4)
 
 
