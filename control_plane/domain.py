@@ -175,6 +175,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class SpendStop:
+    """Since when an endpoint may spend nothing, by whose limit (`endpoint` or `tenant`), and how much that was."""
+
+    at: float
+    whose: str
+    limit_nano: int
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """An endpoint as stored: what was asked (`generation` counts that) and what stands."""
 
@@ -221,8 +230,8 @@ class Endpoint:
     """Whether `warmth` is the cheapest that meets `max_wait`, and is looked at again as more is measured."""
     spend_limit: float | None = None
     """What its replicas may cost in a UTC month, in the price book's currency."""
-    stopped: bool = False
-    """Whether it has cost as much as it may, or its tenant has."""
+    stop: SpendStop | None = None
+    """Since it has cost as much as it may, or its tenant has."""
     deleted_at: float | None = None
     """When the last of it was gone; None while there is any."""
     canary: int | None = None
@@ -230,6 +239,10 @@ class Endpoint:
     stable_generation: int = 0
     """The runtime generation that was last seen to serve, and its `stable_runtime`; 0 before any did."""
     stable_runtime: Runtime | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
     @property
     def given_up(self) -> bool:

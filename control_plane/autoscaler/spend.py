@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Endpoint
-from control_plane.metering.bill import Bound, Spending, bounds, month_start
+from control_plane.domain import Endpoint, SpendStop
+from control_plane.metering.bill import Bound, Spending, bounds, month_start, stopping
 from control_plane.metering.prices import NANO
 from control_plane.observe import metrics
 from control_plane.observe.logs import event
@@ -19,15 +19,15 @@ async def enforce_spend(store: Store, known: Sequence[Endpoint], now: float) -> 
     """Look at every endpoint that has a bound, or whose tenant has. Raises StoreUnavailable."""
     async with store.read() as session:
         limits = await spending.tenant_limits(session)
-        bound = [one for one in known if one.spend_limit is not None or one.tenant_id in limits or one.stopped]
-        found = await _spendings(session, bound, list(limits), now) if bound or limits else []
-    first = bounds(found, {tenant_id: round(limit * NANO) for tenant_id, limit in limits.items()})
+        limited = [one for one in known if one.spend_limit is not None or one.tenant_id in limits or one.stopped]
+        found = await _spendings(session, limited, list(limits), now) if limited or limits else []
+    bounds_of = bounds(found, {tenant_id: round(limit * NANO) for tenant_id, limit in limits.items()})
     for one in known:
-        nearest = first.get(one.id)
-        metrics.spend_used.labels(one.region, one.name).set(nearest.share if nearest else 0.0)
-        stops = nearest is not None and nearest.reached
-        if stops is not one.stopped:
-            await _write(store, one, nearest if stops else None, now)
+        own = bounds_of.get(one.id, [])
+        metrics.spend_used.labels(one.region, one.name).set(own[0].share if own else 0.0)
+        reached = stopping(own, one.stop, now)
+        if (reached is not None) is not one.stopped:
+            await _write(store, one, reached, now)
 
 
 async def _spendings(
@@ -47,12 +47,14 @@ async def _spendings(
 
 
 async def _write(store: Store, one: Endpoint, reached: Bound | None, now: float) -> None:
-    why = "may spend again"
+    why, stop = "may spend again", None
     if reached is not None:
+        stop = SpendStop(now, reached.whose, reached.limit_nano)
         why = f"stopped: the {reached.whose}'s spend limit is reached, {reached.spent_nano / NANO:.4f} this month"
     async with store.write() as session:
-        await spending.set_stopped(session, one, reached is not None, why, now)
-    event("endpoint.spend", endpoint=one.name, stopped=reached is not None)
+        written = await spending.set_stop(session, one, stop, why, now)
+    if written:
+        event("endpoint.spend", endpoint=one.name, stopped=reached is not None)
 
 
 def _nano(limit: float | None) -> int | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Literal
 
-from control_plane.domain import Rung
+from control_plane.domain import Rung, SpendStop
 from control_plane.metering.prices import NANO, PriceBook, in_force
 from control_plane.warmth import price_per_hour
 
@@ -107,17 +107,33 @@ class Bound:
         return self.spent_nano / self.limit_nano
 
 
-def bounds(spending: Sequence[Spending], tenant_limits: Mapping[str, int]) -> dict[str, Bound]:
-    """By endpoint, where it or its tenant has a bound."""
+def bounds(spending: Sequence[Spending], tenant_limits: Mapping[str, int]) -> dict[str, list[Bound]]:
+    """By endpoint, where it or its tenant has a bound: the one that it comes to first before the other."""
     by_tenant: dict[str, int] = {}
     for item in spending:
         by_tenant[item.tenant_id] = by_tenant.get(item.tenant_id, 0) + item.spent_nano
-    found: dict[str, Bound] = {}
+    found: dict[str, list[Bound]] = {}
     for item in spending:
         own = [] if item.limit_nano is None else [Bound("endpoint", item.spent_nano, item.limit_nano)]
         theirs = tenant_limits.get(item.tenant_id)
         if theirs is not None:
             own.append(Bound("tenant", by_tenant[item.tenant_id], theirs))
         if own:
-            found[item.endpoint_id] = max(own, key=lambda bound: bound.share)
+            found[item.endpoint_id] = sorted(own, key=lambda bound: -bound.share)
     return found
+
+
+def stopping(found: Sequence[Bound], stop: SpendStop | None, now: float) -> Bound | None:
+    """The bound for which an endpoint may spend nothing now. `found` is its own, `stop` what stopped it before.
+
+    A bound that was reached stays so until the month is over or it is higher: controllers' clocks differ, and what one
+    of them takes for less than the limit would start everything again.
+    """
+    for bound in found:
+        if bound.reached:
+            return bound
+    if stop is not None and stop.at >= month_start(now):
+        for bound in found:
+            if bound.whose == stop.whose and bound.limit_nano <= stop.limit_nano:
+                return bound
+    return None

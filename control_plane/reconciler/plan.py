@@ -60,7 +60,7 @@ def plan(
         if replica.id in seen:
             _step(draft, replica, seen[replica.id], now, policy)
     written: dict[str, Any] = {}
-    if draft.failure is not None and not (endpoint.paused or endpoint.deleting):
+    if draft.failure is not None and not (endpoint.paused or endpoint.stopped or endpoint.deleting):
         # what fails while it is wound down speaks against nothing
         written = _count(endpoint, draft.failure, now, policy, jitter)
     elif endpoint.failures and _stable(endpoint, draft.replicas, now, policy):

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Endpoint, EndpointState, Runtime, Window
+from control_plane.domain import Endpoint, EndpointState, Runtime, SpendStop, Window
 from control_plane.errors import Conflict, NotFound, PreconditionFailed
 from control_plane.store import generations
 from control_plane.store.database import touch
@@ -83,7 +83,9 @@ def to_endpoint(row: EndpointRow | Row[Any]) -> Endpoint:
         schedule=tuple(Window(**{**window, "days": tuple(window["days"])}) for window in row.schedule),
         warmth_by_wait=row.warmth_by_wait,
         spend_limit=row.spend_limit,
-        stopped=row.stopped_at is not None,
+        stop=None
+        if row.stopped_at is None
+        else SpendStop(row.stopped_at, row.stopped_by or "", row.stopped_limit_nano or 0),
         deleted_at=row.deleted_at,
         canary=row.canary,
         stable_generation=row.stable_generation,

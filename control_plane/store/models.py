@@ -146,6 +146,9 @@ class EndpointRow(QuotaColumns, Base):
     spend_limit: Mapped[float | None]
     """What replicas may cost in a UTC month, in the price book's currency."""
     stopped_at: Mapped[float | None]
+    stopped_by: Mapped[str | None] = mapped_column(Text_(16))
+    """Whose limit it came to, and how much that was in billionths."""
+    stopped_limit_nano: Mapped[int | None] = mapped_column(BigInteger)
     canary: Mapped[int | None]
     paused: Mapped[bool]
     generation: Mapped[int]

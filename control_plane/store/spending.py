@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Endpoint, Rung
+from control_plane.domain import Endpoint, Rung, SpendStop
 from control_plane.metering.bill import Story, bill, rung_of
 from control_plane.metering.prices import PriceBook
 from control_plane.store.database import touch
@@ -114,11 +114,22 @@ async def ended_endpoints(session: AsyncSession, tenant_ids: Collection[str], si
     return [to_endpoint(row) for row in await session.scalars(query)]
 
 
-async def set_stopped(session: AsyncSession, endpoint: Endpoint, stopped: bool, why: str, now: float) -> None:
-    """Stop an endpoint for what it cost, or let it go on."""
-    await session.execute(
-        update(EndpointRow).where(EndpointRow.id == endpoint.id).values(stopped_at=now if stopped else None)
-    )
-    add_event(session, endpoint, now, "spend", "spend_limit_reached" if stopped else None, why)
+async def set_stop(session: AsyncSession, endpoint: Endpoint, stop: SpendStop | None, why: str, now: float) -> bool:
+    """Stop an endpoint for what it cost, or let it go on; what was given up on before is then tried again.
+
+    False where another did so first.
+    """
+    if stop is not None:
+        changes = {"stopped_at": stop.at, "stopped_by": stop.whose, "stopped_limit_nano": stop.limit_nano}
+        as_before = EndpointRow.stopped_at.is_(None)
+    else:
+        nothing = dict.fromkeys(("stopped_at", "stopped_by", "stopped_limit_nano"))
+        changes = {**nothing, "failed_generation": 0, "failures": 0, "retry_at": 0.0}
+        as_before = EndpointRow.stopped_at.is_not(None)
+    statement = update(EndpointRow).where(EndpointRow.id == endpoint.id, as_before).values(**changes)
+    if await session.scalar(statement.returning(EndpointRow.id)) is None:
+        return False
+    add_event(session, endpoint, now, "spend", "spend_limit_reached" if stop is not None else None, why)
     await bump_routes(session)
     touch(session, "endpoints")
+    return True

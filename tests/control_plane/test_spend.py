@@ -12,15 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from sqlalchemy import update
 
 from control_plane.api import money
 from control_plane.api.metering import MeteringOperations
-from control_plane.domain import Rung
+from control_plane.domain import Rung, SpendStop
 from control_plane.errors import Unprocessable
-from control_plane.metering.bill import Line, Spending, Story, bill, bounds, month_start, rung_of
+from control_plane.metering.bill import Bound, Line, Spending, Story, bill, bounds, month_start, rung_of, stopping
 from control_plane.metering.prices import NANO, PriceBook
 from control_plane.store import endpoints, generations, replicas, spending
 from control_plane.store.database import Store
+from control_plane.store.models import EndpointRow
 from tests.control_plane.harness import Installation, chat, create, ingle, state_of, until
 from tests.control_plane.test_evidence import call_of
 from tests.control_plane.test_store import SPEC, make_endpoint
@@ -107,8 +109,51 @@ def test_the_bound_that_comes_first(
     expected: dict[str, tuple[str, bool, float]],
 ) -> None:
     parts = [Spending(f"e{n}", "t", limit, cost) for n, (cost, limit) in enumerate(zip(spent, limits, strict=True))]
-    found = {name: (one.whose, one.reached, one.share) for name, one in bounds(parts, tenants).items()}
+    found = {name: (own[0].whose, own[0].reached, own[0].share) for name, own in bounds(parts, tenants).items()}
     assert found == expected
+
+
+MAY = datetime(2027, 5, 1, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("found", "stop", "expected"),
+    [
+        ([], None, None),
+        ([Bound("endpoint", 4, 5)], None, None),
+        ([Bound("endpoint", 5, 5)], None, "endpoint"),
+        ([Bound("tenant", 9, 10), Bound("endpoint", 1, 5)], None, None),
+        # less than it was, by a clock that is behind: it stays
+        ([Bound("endpoint", 4, 5)], SpendStop(MAY + 60, "endpoint", 5), "endpoint"),
+        ([Bound("tenant", 4, 5), Bound("endpoint", 1, 9)], SpendStop(MAY + 60, "tenant", 5), "tenant"),
+        # a higher limit, none, another month
+        ([Bound("endpoint", 4, 6)], SpendStop(MAY + 60, "endpoint", 5), None),
+        ([Bound("endpoint", 4, 5)], SpendStop(MAY + 60, "tenant", 5), None),
+        ([], SpendStop(MAY + 60, "tenant", 5), None),
+        ([Bound("endpoint", 0, 5)], SpendStop(MAY - 60, "endpoint", 5), None),
+        # higher, and not high enough
+        ([Bound("endpoint", 8, 7)], SpendStop(MAY + 60, "endpoint", 5), "endpoint"),
+    ],
+)  # fmt: skip
+def test_what_was_stopped_goes_on_for_a_cause_only(
+    found: list[Bound], stop: SpendStop | None, expected: str | None
+) -> None:
+    bound = stopping(found, stop, MAY + 3600)
+    assert (bound.whose if bound else None) == expected
+
+
+async def test_what_goes_on_is_tried_again_and_told_once(store: Store) -> None:
+    endpoint = await make_endpoint(store)
+    async with store.write() as session:
+        await session.execute(update(EndpointRow).values(failed_generation=1, failures=3, retry_at=MAY))
+    stop = SpendStop(MAY, "tenant", 5)
+    for told, value in ((True, stop), (False, stop), (True, None), (False, None)):
+        async with store.write() as session:
+            assert await spending.set_stop(session, endpoint, value, "why", MAY) is told
+        async with store.read() as session:
+            (now,) = await endpoints.list_endpoints(session)
+        assert now.stop == value
+        assert now.given_up is (value is not None)
 
 
 def test_a_month_is_utcs() -> None:

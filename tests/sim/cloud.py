@@ -29,9 +29,14 @@ class Machine:
     hung: bool = False
     draining: bool = False
     busy: int = 0
-    rung: Rung = Rung.HOT
+    rungs: list[tuple[float, Rung]] = field(default_factory=list)
+    """Since when it was how warm."""
     model: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def rung(self) -> Rung:
+        return self.rungs[-1][1]
 
 
 @dataclass
@@ -135,9 +140,10 @@ class Provider:
         cloud.creations[name] = cloud.creations.get(name, 0) + 1
         address = Address("10.0.0.1", len(cloud.machines) % 60_000 + 1)
         ready_at = cloud.now() + cloud.chance.uniform(*cloud.start_seconds)
-        cloud.machines[name] = Machine(name, spec.endpoint_name, self._region, address, cloud.now(), ready_at)
-        cloud.machines[name].rung = Rung(spec.rung)
-        cloud.machines[name].model = spec.model
+        cloud.machines[name] = Machine(
+            name, spec.endpoint_name, self._region, address, cloud.now(), ready_at,
+            rungs=[(cloud.now(), Rung(spec.rung))], model=spec.model,
+        )  # fmt: skip
 
     async def describe(self, replica_id: str) -> Description:
         await self._travel()
@@ -219,7 +225,8 @@ class Prober:
             raise ProviderError("no answer", code="warmth_failed")
         if rung is not Rung.HOT and machine.busy:
             raise ProviderError("it has work", code="warmth_failed")
-        machine.rung = rung
+        if machine.rung is not rung:
+            machine.rungs.append((self.cloud.now(), rung))
 
     async def close(self) -> None:
         pass

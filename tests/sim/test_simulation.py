@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from control_plane.store import leases
+from control_plane.autoscaler import loop
+from control_plane.domain import Rung
+from control_plane.store import drift, leases, spending
 from tests.sim.cloud import Provider
 from tests.sim.crash import points, run_point
 from tests.sim.report import Broken
@@ -78,4 +80,28 @@ def test_a_provider_that_forgets_what_it_started_is_noticed(monkeypatch: pytest.
         await ensure(self, spec)
 
     monkeypatch.setattr(Provider, "ensure", forgetful)
-    assert "times" in first_broken(range(1, 20))
+    # few replicas are asked for twice
+    assert "times" in first_broken(range(28, 60))
+
+
+def test_a_stop_that_never_comes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> None: ...
+
+    monkeypatch.setattr(loop, "enforce_spend", never)
+    assert "has spent its limit" in first_broken(range(1, 30))
+
+
+def test_a_ledger_that_overlooks_strangers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: Any) -> list[str]:
+        return []
+
+    monkeypatch.setattr(drift, "note_drift", nothing)
+    assert "is no drift in the ledger" in first_broken(range(1, 30))
+
+
+def test_a_bill_that_knows_no_rungs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hot(*_: Any) -> Rung:
+        return Rung.HOT
+
+    monkeypatch.setattr(spending, "rung_of", hot)
+    assert "over what the cloud charges" in first_broken(range(1, 30))

@@ -24,6 +24,7 @@ from control_plane.reconciler.loop import Reconciler
 from control_plane.security.secret import Secret
 from control_plane.store import endpoints, replicas, tenants
 from control_plane.store.database import Store
+from tests.sim import money
 from tests.sim.clock import Process
 from tests.sim.cloud import Cloud, Faults, Provider
 from tests.sim.gateway import Gateway
@@ -38,8 +39,11 @@ TIMING = Timing(
 )  # fmt: skip
 TROUBLE_SECONDS = 150.0
 CALM_SECONDS = 150.0
-ORPHAN_SECONDS = 75.0
-"""How long a machine may stand that no row wants, while a controller lives: two sweeps, two slow calls, and its end."""
+ORPHAN_SECONDS = 90.0
+"""How long a machine may stand that no row wants, while a controller lives: two sweeps, two slow calls, one that is
+given up on after ten seconds, and its end."""
+_SETTLE_SECONDS = 60.0
+"""What was slow or lost in the trouble is known by then."""
 _LOOK_SECONDS = 2.5
 """What is looked at each second may have happened so long before."""
 
@@ -81,6 +85,9 @@ class World:
         """How far the controllers' clocks were set in mid-run."""
         self.faults: list[str] = []
         self._gone_since: dict[str, float] = {}
+        self._exact = self.skew == 0.0 and self.chance.random() < 0.7
+        """All clocks tell the same, and nobody sets one."""
+        self._stop = money.Stop(self.cloud)
 
     def note(self, *what: object) -> None:
         self._hash.update(f"{asyncio.get_running_loop().time():.6f} {what}\n".encode())
@@ -186,6 +193,7 @@ class World:
         now = self._clock(0.0)()
         async with store.write() as session:
             tenant = await tenants.create_tenant(session, "acme", now)
+            await money.set_prices(session, now - 20_000)
             for number in range(self.chance.choice((1, 2, 3))):
                 spec: dict[str, Any] = {
                     "name": f"chat{number}",
@@ -199,6 +207,7 @@ class World:
                     "idle_timeout": self.chance.choice((5.0, 20.0, 60.0)),
                     "max_wait": 60.0,
                     "warmth": self.chance.choice(("cold", "cold", "ember", "asleep")),
+                    "spend_limit": self.chance.choice(money.LIMITS),
                 }
                 await endpoints.create_endpoint(session, tenant.id, spec, now)
 
@@ -250,7 +259,7 @@ class World:
                 self.cloud.lose(self.chance.choice(standing))
             elif what == 5 and standing:
                 self.chance.choice(standing).hung = True
-            elif what == 6:
+            elif what == 6 and not self._exact:
                 self._jump = self.chance.choice((0.0, 3600.0, -3600.0))
             elif what == 7:
                 await self._strand(store)
@@ -312,7 +321,10 @@ class World:
                 live = [row for row in rows.values() if row.state is not ReplicaState.TERMINATED]
                 self._check_machines(rows)
                 self._check_numbers(reader.execute(_BOUNDS).fetchall(), live)
-                self._check_orphans(rows, asyncio.get_running_loop().time())
+                now = asyncio.get_running_loop().time()
+                self._check_orphans(rows, now)
+                if self._calm:
+                    self._stop.check(reader, now, exact=self._exact)
                 self.note(sorted((row.id, str(row.state)) for row in live))
 
     def _check_machines(self, rows: dict[str, Row]) -> None:
@@ -359,10 +371,22 @@ class World:
                 raise Broken(f"{name} has stood for {now - since:.0f} s and nobody wants it")
 
     async def _converged(self, store: Store) -> None:
-        """After the calm: what stands is what the rows say, and each endpoint rests or serves."""
+        """After the calm: what stands is what the rows say and the bill too, and each endpoint rests or serves."""
+        now, quiet = asyncio.get_running_loop().time(), TROUBLE_SECONDS + _SETTLE_SECONDS
         async with store.read() as session:
             known = await endpoints.list_endpoints(session)
             live = await replicas.live_replicas(session)
+            ours = await money.billed(session, EPOCH + quiet, EPOCH + now)
+        with closing(sqlite3.connect(self.folder / "db")) as reader:
+            strangers = money.strangers(reader)
+            stops = money.stops(reader)
+        if max(stops.values(), default=0) > 1:
+            raise Broken(f"endpoints were stopped more than once for one limit: {stops}")
+        if self._seen_orphans - strangers:
+            raise Broken(f"{min(self._seen_orphans - strangers)} was swept, and is no drift in the ledger")
+        if self._exact:
+            theirs = {one.replica_id: money.charged(one, quiet, now) for one in self.cloud.machines.values()}
+            money.check_bill(theirs, ours, strangers)
         standing = {machine.replica_id for machine in self.cloud.standing()}
         wanted = {replica.id for replica in live}
         if standing != wanted:
@@ -371,10 +395,11 @@ class World:
             fallen = endpoint.falls_back and str(endpoint.state) == "degraded"
             # what was never seen to serve has nothing to fall back to
             hopeless = endpoint.model == "bad" and endpoint.stable_runtime is None and str(endpoint.state) == "failed"
-            if endpoint.given_up and endpoint.reason_code != "model_not_found":
+            if endpoint.given_up and not endpoint.stopped and endpoint.reason_code != "model_not_found":
                 raise Broken(f"{endpoint.name} has forgotten why it failed: {endpoint.reason_code}, {endpoint.reason}")
             unseen = endpoint.observed_generation != endpoint.generation and not endpoint.given_up
             if unseen and endpoint.canary is None:
                 raise Broken(f"{endpoint.name} is still said to be at generation {endpoint.observed_generation}")
-            if str(endpoint.state) not in ("ready", "zero", "paused") and not (fallen or hopeless):
+            # one may come to its limit in the last moments
+            if str(endpoint.state) not in ("ready", "zero", "paused") and not (fallen or hopeless or endpoint.stopped):
                 raise Broken(f"{endpoint.name} is {endpoint.state} ({endpoint.reason}) long after the trouble")
