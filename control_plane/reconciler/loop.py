@@ -199,6 +199,7 @@ class Reconciler:
                         await self._reconcile(prober, lease, found, own)
             except LeaseLost:
                 self._leases.pop(endpoint.id, None)
+                event("reconciler.lease_lost", endpoint=endpoint.id)
             except StoreUnavailable as error:
                 event("reconciler.store_unavailable", level=logging.WARNING, reason=error.message)
             except Exception as error:  # one endpoint's fault must not stop the others

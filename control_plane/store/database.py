@@ -26,6 +26,9 @@ from control_plane.observe import logs
 
 TIMEOUT = 5.0
 """Seconds that anything waits for the database: a connection, a lock, a statement."""
+ABANDONED = 10.0
+"""Seconds after which PostgreSQL ends a transaction that nobody goes on with: whoever began it was stopped, or is cut
+off, and what it has locked is locked for all."""
 
 _TOPICS = "ingle_topics"
 _CHANNEL = "ingle"
@@ -183,7 +186,12 @@ def _engine(url: str) -> AsyncEngine:
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             return engine
         if parsed.drivername == "postgresql+psycopg":
-            limits = f"-c statement_timeout={int(TIMEOUT * 1000)} -c lock_timeout={int(TIMEOUT * 1000)}"
+            seconds = {
+                "statement_timeout": TIMEOUT,
+                "lock_timeout": TIMEOUT,
+                "idle_in_transaction_session_timeout": ABANDONED,
+            }
+            limits = " ".join(f"-c {name}={int(value * 1000)}" for name, value in seconds.items())
             return create_async_engine(
                 parsed,
                 connect_args={"connect_timeout": int(TIMEOUT), "options": limits},

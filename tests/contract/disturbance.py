@@ -1,6 +1,6 @@
 """`python -m tests.contract.disturbance`: the gaps between the tokens of 20 live streams, quiet and under attack.
 
-The attack is every hostile request of the suite, over and over while the streams run, from a process of its own. Rounds
+The attack is every hostile request of the suite while the streams run, from a process of its own. Rounds
 alternate, so that what else the machine does meets both.
 """
 
@@ -25,7 +25,7 @@ from tests.contract.conftest import Replica as Served
 from tests.contract.test_hostile import HOSTILE, STREAMS, abandon, send
 from tests.data_plane.replica import running
 
-TOKENS = 200
+TOKENS = 400
 
 
 async def gaps(url: str) -> list[float]:
@@ -86,7 +86,12 @@ def attacked(url: str, pause_s: float) -> tuple[list[float], int]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pause", type=float, default=0.02, help="seconds between hostile requests")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.08,
+        help="seconds between hostile requests; by default a round has them all about once",
+    )
     arguments = parser.parse_args()
     quiet: list[float] = []
     loud: list[float] = []
