@@ -109,7 +109,12 @@ def test_giving_up_waiting_has_a_code_of_its_own(platform: Installation) -> None
 def test_an_interrupted_wait_exits_130(platform: Installation) -> None:
     arguments = ["endpoint", "create", "patient", "-r", "local-eu", "-m", "fast+start-30000ms", "--wait"]
     process = subprocess.Popen(
-        [*COMMAND, *arguments], env=environment(platform.home), stderr=subprocess.PIPE, text=True
+        [*COMMAND, *arguments],
+        env=environment(platform.home),
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell that runs the tests in the background has them ignore it, and what they start too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     assert process.stderr.readline()
