@@ -47,7 +47,8 @@ from control_plane.observe.exports import GENERAL, Export, Why, exports_of
 from control_plane.observe.logs import event
 from control_plane.observe.tracing import Tracing
 from control_plane.providers.catalogue import Providers, open_providers
-from control_plane.reconciler.loop import Reconciler, owner_name
+from control_plane.reconciler.holding import owner_name
+from control_plane.reconciler.loop import Reconciler
 from control_plane.reconciler.stop import end_all
 from control_plane.security.acme import AcmeClient
 from control_plane.security.audit import AuditSigner

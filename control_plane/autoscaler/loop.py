@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from control_plane.autoscaler.decide import AIM, Aim, Decision, Signals, decide
 from control_plane.autoscaler.demand import LocalTimes, Memory, combine
 from control_plane.autoscaler.retention import enforce_retention
-from control_plane.autoscaler.spend import enforce_spend
+from control_plane.autoscaler.spend import Spent, enforce_spend
 from control_plane.config import Timing
 from control_plane.domain import Demand, Endpoint, Replica
 from control_plane.errors import StoreUnavailable
@@ -52,6 +52,7 @@ class Autoscaler:
         self._memories: dict[str, Memory] | None = None
         self._kept_at = self._measured_at = float("-inf")
         self._spend_at = float("-inf")
+        self._spent = Spent()
         self._newest_way: tuple[float, int] | None = None
         self._signals: dict[str, Signals] = {}
         self._poke = store.subscribe("demand", "endpoints")
@@ -102,7 +103,7 @@ class Autoscaler:
         self._times.keep(known, [replica for own in running.values() for replica in own], reports)
         if self._monotonic() - self._spend_at > _SPEND_SECONDS:
             self._spend_at = self._monotonic()
-            await enforce_spend(self._store, known, now)
+            await enforce_spend(self._store, self._spent, known, now)
         if any(endpoint.warmth_by_wait for endpoint in known):
             await self._choose_rungs(known, now)
         await self._keep(now)

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +39,7 @@ from control_plane.reconciler.actions import (
     Terminate,
     Wake,
 )
+from control_plane.reconciler.holding import Holding
 from control_plane.reconciler.plan import after_failure, plan
 from control_plane.reconciler.probe import Prober
 from control_plane.reconciler.scale import resting_rung, wanted_replicas
@@ -87,7 +85,6 @@ class Reconciler:
         self._store = store
         self._providers = providers
         self._timing = timing
-        self._owner = owner
         self._link = link
         self._tracing = tracing
         self._replica_token = replica_token
@@ -105,7 +102,7 @@ class Reconciler:
             backoff_cap=timing.backoff_cap,
             max_failures=timing.max_failures,
         )
-        self._leases: dict[str, leases.Lease] = {}
+        self._holding = Holding(store, owner, timing.lease, clock)
         self._sought: set[str] = set()
         """Endpoints that had something to do at the last tick."""
         self._unknown: set[str] = set()
@@ -120,7 +117,7 @@ class Reconciler:
         """Until cancelled; then its leases are free."""
         prober = Prober(self._timing.probe_timeout, self._link, self._replica_token)
         try:
-            await self._inherit()
+            await self._holding.inherit()
             while True:
                 moving = False
                 try:
@@ -135,14 +132,14 @@ class Reconciler:
                 task.cancel()
             await asyncio.gather(*self._working.values(), return_exceptions=True)
             await prober.close()
-            await self._release()
+            await self._holding.release()
 
     async def tick(self, prober: Prober) -> bool:
         """Look at every endpoint that isn't being worked on, and wait for them, though not for long.
 
         Returns whether a replica is on its way up or down.
         """
-        elsewhere = await self._renew()
+        elsewhere = await self._holding.renew(self._sought, self._working.keys())
         worked_on, read_at = set(self._working), self._monotonic()
         async with self._store.read() as session:
             known = await endpoint_store.list_endpoints(session)
@@ -184,12 +181,12 @@ class Reconciler:
         """`endpoint` and `own` were read at `read_at`; where they can't be worked by, they are read again."""
         async with self._slots:
             try:
-                lease = self._held(endpoint.id)
+                lease = self._holding.held(endpoint.id)
                 if lease is not None and own is not None and self._monotonic() - read_at < _FRESH_SECONDS:
                     await self._reconcile(prober, lease, endpoint, own)
                     return
                 if lease is None:
-                    lease = await self._lease(endpoint.id)
+                    lease = await self._holding.take(endpoint.id)
                 if lease is not None:
                     # read again under the lease: what was read before it may be another controller's past
                     async with self._store.read() as session:
@@ -198,45 +195,12 @@ class Reconciler:
                     if found is not None:
                         await self._reconcile(prober, lease, found, own)
             except LeaseLost:
-                self._leases.pop(endpoint.id, None)
+                self._holding.lose(endpoint.id)
                 event("reconciler.lease_lost", endpoint=endpoint.id)
             except StoreUnavailable as error:
                 event("reconciler.store_unavailable", level=logging.WARNING, reason=error.message)
             except Exception as error:  # one endpoint's fault must not stop the others
                 event("reconciler.fault", level=logging.ERROR, endpoint=endpoint.id, error=error)
-
-    def _held(self, endpoint_id: str) -> leases.Lease | None:
-        """The lease on an endpoint, if it is ours for a while yet."""
-        held = self._leases.get(endpoint_id)
-        return held if held is not None and held.expires_at - self._clock() > self._timing.lease / 4 else None
-
-    async def _renew(self) -> set[str]:
-        """Extend the leases that are half over, and take what others held at the last tick, in one transaction, so that
-        what is read next is read under them. Returns those that others hold."""
-        now = self._clock()
-        due = {
-            endpoint_id
-            for endpoint_id, lease in self._leases.items()
-            if not self._timing.lease / 2 < lease.expires_at - now <= self._timing.lease
-        }
-        due = (due | self._sought - self._leases.keys()) - self._working.keys()
-        if not due:
-            return due
-        async with self._store.write() as session:
-            renewed = await leases.take_leases(session, sorted(due), self._owner, now, self._timing.lease)
-        for endpoint_id in due:
-            self._leases.pop(endpoint_id, None)
-        self._leases |= renewed
-        return due - renewed.keys()
-
-    async def _lease(self, endpoint_id: str) -> leases.Lease | None:
-        async with self._store.write() as session:
-            lease = await leases.take_lease(session, endpoint_id, self._owner, self._clock(), self._timing.lease)
-        if lease is None:
-            self._leases.pop(endpoint_id, None)
-        else:
-            self._leases[endpoint_id] = lease
-        return lease
 
     async def _reconcile(self, prober: Prober, lease: leases.Lease, endpoint: Endpoint, known: list[Replica]) -> None:
         provider = self._providers[endpoint.region]
@@ -454,21 +418,6 @@ class Reconciler:
                 )
                 await self._change_replica(session, endpoint, {}, action, now)
 
-    async def _inherit(self) -> None:
-        """Free the leases of controllers of this machine that died: SQLite's are all of this machine."""
-        if not self._store.sqlite:
-            return
-        with suppress(StoreUnavailable):
-            async with self._store.write() as session:
-                for owner in await leases.owners(session):
-                    if not _lives(owner):
-                        await leases.release_leases(session, owner)
-
-    async def _release(self) -> None:
-        with suppress(StoreUnavailable):  # they expire
-            async with self._store.write() as session:
-                await leases.release_leases(session, self._owner)
-
 
 def _restless(endpoint: Endpoint) -> bool:
     """Whether an endpoint without replicas has something to do."""
@@ -482,17 +431,6 @@ def _restless(endpoint: Endpoint) -> bool:
     if resting_rung(endpoint) is not None:
         return True
     return endpoint.desired_replicas > 0 and (endpoint.falls_back or not endpoint.given_up)
-
-
-def owner_name() -> str:
-    """A name for this process in leases: host, pid and a random part."""
-    return f"{socket.gethostname()[:32]}:{os.getpid()}:{os.urandom(4).hex()}"
-
-
-def _lives(owner: str) -> bool:
-    """Whether the process that `owner_name` named may still be there."""
-    pid = owner.split(":")[-2]
-    return pid.isdigit() and os.path.exists(f"/proc/{pid}")
 
 
 def _is_to_prove(endpoint: Endpoint, replica: Replica) -> bool:

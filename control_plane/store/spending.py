@@ -27,6 +27,8 @@ async def stories(
     name: str | None = None,
     tenant_id: str | None = None,
     replica_ids: Collection[str] | None = None,
+    ended_by: float | None = None,
+    not_ended_by: float | None = None,
     after: str = "",
 ) -> list[tuple[Endpoint, Story]]:
     """The lives of replicas in `[since, until)`, of deleted endpoints too: the first `STORIES` after id `after`."""
@@ -50,6 +52,10 @@ async def stories(
             query = query.where(column == value)
     if replica_ids is not None:
         query = query.where(ReplicaRow.id.in_(replica_ids))
+    if ended_by is not None:
+        query = query.where(ReplicaRow.terminated_at <= ended_by)
+    if not_ended_by is not None:
+        query = query.where(ReplicaRow.terminated_at.is_(None) | (ReplicaRow.terminated_at > not_ended_by))
     rows = (await session.execute(query.order_by(ReplicaRow.id).limit(STORIES))).all()
     steps: dict[str, list[tuple[float, Rung]]] = {row.id: [(row.created_at, Rung.HOT)] for row, _, _ in rows}
     events = await session.stream(
@@ -69,11 +75,20 @@ async def stories(
 
 
 async def spent(
-    session: AsyncSession, endpoint: Endpoint, books: Sequence[PriceBook], since: float, until: float
+    session: AsyncSession,
+    endpoint: Endpoint,
+    books: Sequence[PriceBook],
+    since: float,
+    until: float,
+    *,
+    ended_by: float | None = None,
+    not_ended_by: float | None = None,
 ) -> int:
     """What an endpoint's replicas cost in `[since, until)`, in billionths."""
     total, after = 0, ""
-    while page := await stories(session, since, until, endpoint_id=endpoint.id, after=after):
+    while page := await stories(
+        session, since, until, endpoint_id=endpoint.id, ended_by=ended_by, not_ended_by=not_ended_by, after=after
+    ):
         total += sum(line.amount_nano for line in bill((story for _, story in page), books, since, until))
         after = page[-1][1].replica_id
     return total

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from sqlalchemy import update
 
 from control_plane.api import money
 from control_plane.api.metering import MeteringOperations
-from control_plane.domain import Rung, SpendStop
+from control_plane.autoscaler.spend import Spent
+from control_plane.domain import Endpoint, Rung, SpendStop
 from control_plane.errors import Unprocessable
 from control_plane.metering.bill import Bound, Line, Spending, Story, bill, bounds, month_start, rung_of, stopping
 from control_plane.metering.prices import NANO, PriceBook
@@ -215,6 +217,47 @@ def test_an_endpoint_that_has_cost_enough_stops_and_goes_on(fresh: Installation)
         assert "on record for 400 days" in ingle(fresh.home, "cost", "--since", "401d", "--until", "400d").stderr
         admin.create_endpoint({"name": "again", "region": "local-eu", "model": "fast"})
         until(lambda: state_of(admin, "again") == "paused", "stopped from the first")
+
+
+async def test_what_has_ended_is_added_up_once_an_hour(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = [PriceBook(1, 0.0, "USD", {}, {"*": 1.0})]
+    one = await make_endpoint(store)
+    ends = {"long_ago": HOUR, "of_late": 9.5 * HOUR, "lives": None}
+    async with store.write() as session:
+        for name, end in ends.items():
+            await replicas.add_intent(session, name, one, 1, Rung.HOT, 0.5 * HOUR)
+            if end is not None:
+                await replicas.write_replica(session, name, {"state": "terminated", "terminated_at": end})
+    read: list[str] = []
+    stories = spending.stories
+
+    async def noting(*arguments: Any, **options: Any) -> list[tuple[Endpoint, Story]]:
+        found = await stories(*arguments, **options)
+        read.extend(story.replica_id for _, story in found)
+        return found
+
+    monkeypatch.setattr(spending, "stories", noting)
+    spent = Spent()
+    for now, looked_at in (
+        (10.1 * HOUR, {"long_ago", "of_late", "lives"}),
+        (10.9 * HOUR, {"of_late", "lives"}),
+        (11.0 * HOUR, {"long_ago", "of_late", "lives"}),
+        (11.5 * HOUR, {"lives"}),
+    ):
+        async with store.read() as session:
+            read.clear()
+            total = await spent.of(session, one, books, 0.0, now)
+            assert set(read) == looked_at
+            assert (
+                total
+                == await spending.spent(session, one, books, 0.0, now)
+                == round((now - 0.5 * HOUR + 9.5 * HOUR) / HOUR * NANO)
+            )
+    spent.keep(set())
+    async with store.read() as session:
+        read.clear()
+        await spent.of(session, one, books, 0.0, 11.5 * HOUR)
+    assert "long_ago" in read
 
 
 async def test_what_deleted_endpoints_cost_is_told_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ from control_plane.autoscaler.loop import Autoscaler
 from control_plane.config import Timing
 from control_plane.domain import Description, ReplicaSpec
 from control_plane.errors import StoreUnavailable
-from control_plane.reconciler.loop import Reconciler, owner_name
+from control_plane.reconciler.holding import owner_name
+from control_plane.reconciler.loop import Reconciler
 from control_plane.store import endpoints, tenants
 from control_plane.store.database import Store
 from tests.sim.driver import compiled_once
