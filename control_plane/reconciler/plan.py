@@ -347,11 +347,15 @@ def _settled(endpoint: Endpoint, replicas: Sequence[Replica], state: EndpointSta
 
 
 def _serves(endpoint: Endpoint, replicas: Sequence[Replica]) -> bool:
-    """Whether what is asked serves as much as is wanted, all of it and not as a canary."""
+    """Whether what is asked serves as much as is wanted, all of it and not as a canary.
+
+    Of the first that ever served one replica will do: there is nothing else to fall back to.
+    """
     wanted = wanted_replicas(endpoint)
     if wanted == 0 or endpoint.given_up or canary_replicas(endpoint, wanted) is not None:
         return False
-    return sum(_fresh(endpoint, replica) and replica.state is ReplicaState.READY for replica in replicas) >= wanted
+    ready = sum(_fresh(endpoint, replica) and replica.state is ReplicaState.READY for replica in replicas)
+    return ready >= (1 if endpoint.stable_runtime is None else wanted)
 
 
 def _fresh(endpoint: Endpoint, replica: Replica) -> bool:

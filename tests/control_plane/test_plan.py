@@ -223,6 +223,14 @@ def test_a_failed_update_leaves_the_old_generation_serving() -> None:
     assert written["failed_generation"] == 2
 
 
+@pytest.mark.parametrize(("stable", "proven"), [({"stable_generation": 0, "stable_runtime": None}, True), ({}, False)])
+def test_of_the_first_generation_one_replica_will_do_to_fall_back_to(stable: dict[str, Any], proven: bool) -> None:
+    wanted = endpoint(generation=2, runtime_generation=2, desired_replicas=2, state=EndpointState.LOADING, **stable)
+    first, second = replica(S.STARTING, generation=2), replica(S.STARTING, "r2", generation=2)
+    written = change(decide(wanted, (first, UP), (second, STARTING)))
+    assert written.get("stable_generation") == (2 if proven else None)
+
+
 def test_an_update_starts_the_new_before_it_drains_the_old() -> None:
     updated = endpoint(generation=2, runtime_generation=2)
     assert len(of(decide(updated, (replica(), UP)), Launch)) == 1

@@ -40,7 +40,7 @@ TIMING = Timing(
 TROUBLE_SECONDS = 150.0
 CALM_SECONDS = 150.0
 ORPHAN_SECONDS = 90.0
-"""How long a machine may stand that no row wants, while a controller lives: two sweeps, two slow calls, one that is
+"""How long a machine may stand that no row wants, while no controller dies: two sweeps, two slow calls, one that is
 given up on after ten seconds, and its end."""
 _SETTLE_SECONDS = 60.0
 """What was slow or lost in the trouble is known by then."""
@@ -142,6 +142,7 @@ class World:
 
     async def _kill_controller(self) -> None:
         process = self._controllers.pop(self.chance.randrange(len(self._controllers)))
+        self._orphan_since.clear()  # it may have been the one that looked
         self.report.kills += 1
         self.note("kill", process.name)
         await process.kill()
@@ -393,8 +394,9 @@ class World:
             raise Broken(f"the cloud has {sorted(standing - wanted)} too many and {sorted(wanted - standing)} too few")
         for endpoint in known:
             fallen = endpoint.falls_back and str(endpoint.state) == "degraded"
-            # what was never seen to serve has nothing to fall back to
-            hopeless = endpoint.model == "bad" and endpoint.stable_runtime is None and str(endpoint.state) == "failed"
+            # what was never seen to serve has nothing to fall back to, but what came up once it was asked for no more
+            unseen_before = endpoint.model == "bad" and endpoint.stable_runtime is None
+            hopeless = unseen_before and str(endpoint.state) in ("failed", "degraded")
             if endpoint.given_up and not endpoint.stopped and endpoint.reason_code != "model_not_found":
                 raise Broken(f"{endpoint.name} has forgotten why it failed: {endpoint.reason_code}, {endpoint.reason}")
             unseen = endpoint.observed_generation != endpoint.generation and not endpoint.given_up
