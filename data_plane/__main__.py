@@ -1,4 +1,4 @@
-"""`python -m data_plane serve MODEL` and `… model pull|list|inspect`."""
+"""`python -m data_plane serve MODEL`, `… stage` and `… model pull|list|inspect`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="ingle", description="Run a language model, or look at one.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    _add_stage(commands)
     model = commands.add_parser("model", help="fetch and inspect models")
     verbs = model.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     pull = verbs.add_parser("pull", help="fetch a model of the catalogue into the cache")
@@ -66,9 +67,14 @@ def _add_serve(commands: Any) -> None:
         ("kv-cache-tokens", "tokens the KV cache holds (default: from the memory there is)"),
         ("max-batched-tokens", "tokens a step runs at most (default: from the device)"),
         ("threads", "CPU threads of the engine (default: from the machine)"),
+        ("stages-elsewhere", "of the stages, those that come from other hosts by `ingle engine stage`"),
     ):
         serve.add_argument(f"--{flag}", type=int, default=0, help=help)
     serve.add_argument("--max-num-seqs", type=int, default=256, help="sequences a step runs at most")
+    serve.add_argument(
+        "--stages", type=int, default=1, help="parts that the layers are in, each on a GPU of its own (default: 1)"
+    )
+    serve.add_argument("--stage-listen", default="", metavar="HOST:PORT", help="where they come to")
     serve.add_argument("--max-waiting", type=int, default=2048, help="requests that may wait")
     serve.add_argument("--block-size", type=int, default=16, help="tokens a KV block holds")
     serve.add_argument("--no-prefix-cache", action="store_true")
@@ -105,6 +111,10 @@ def _serve(options: argparse.Namespace) -> int:
         prefix_cache=not options.no_prefix_cache,
         threads=options.threads,
         rung=options.rung,
+        stages=options.stages,
+        stages_elsewhere=options.stages_elsewhere,
+        stage_listen=options.stage_listen,
+        stage_pair=options.tls_pair,
     )
     config = ServeConfig(
         engine=engine,
@@ -121,6 +131,25 @@ def _serve(options: argparse.Namespace) -> int:
     from data_plane.api.server import serve
 
     return serve(config)
+
+
+def _add_stage(commands: Any) -> None:
+    stage = commands.add_parser(
+        "stage",
+        help="run a part of a model for an engine on another host",
+        usage="ingle engine stage --connect HOST:PORT [options]",
+    )
+    stage.add_argument("--connect", required=True, metavar="HOST:PORT", help="that engine's --stage-listen")
+    stage.add_argument("--tls-authority", default="", help="PEM file, what its certificate is checked against: TLS")
+    stage.add_argument("--tls-name", default="", help="the name in its certificate (default: HOST)")
+    stage.set_defaults(run=_stage)
+
+
+def _stage(options: argparse.Namespace) -> int:
+    from data_plane.engine.stage import join
+
+    host = options.connect.rpartition(":")[0]
+    return join(options.connect, options.tls_name or host, options.tls_authority)
 
 
 def _pull(options: argparse.Namespace) -> int:

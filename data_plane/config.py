@@ -32,6 +32,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     rung: Literal["ember", "asleep", "hot"] = "hot"
     """How warm it is once it has started."""
     seed: int = 0
+    stages: int = 1
+    """Parts that the layers are in, each on an accelerator of its own; see `engine.stages`."""
+    stages_elsewhere: int = 0
+    """So many of them come from other hosts, to `stage_listen` (HOST:PORT)."""
+    stage_listen: str = ""
+    stage_pair: str = ""
+    """PEM file, a certificate chain and its key, that stages of other hosts are shown; none for plain TCP."""
 
     def validate(self) -> EngineConfig:
         """Return self; raise InvalidArgument naming the first flag that is off."""
@@ -43,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_batched_tokens", 0, 1 << 20),
             ("max_waiting", 1, 1 << 20),
             ("threads", 0, 1024),
+            ("stages", 1, 64),
+            ("stages_elsewhere", 0, self.stages - 1),
             ("seed", 0, (1 << 63) - 1),
         )
         for field, low, high in bounds:
@@ -51,6 +60,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(f"--{field.replace('_', '-')} must be between {low} and {high}, not {value}")
         if self.block_size & (self.block_size - 1):
             raise InvalidArgument(f"--block-size must be a power of two, not {self.block_size}")
+        if self.stages > 1 and self.precision == "packed":
+            raise InvalidArgument("--precision packed runs a model whole: it has no --stages")
+        host, _, port = self.stage_listen.rpartition(":")
+        if self.stages_elsewhere and not (host and port.isdigit() and int(port) <= 65535):
+            raise InvalidArgument(f"--stage-listen must be HOST:PORT, not {self.stage_listen!r}")
         return self
 
 

@@ -7,7 +7,8 @@ DataPlaneError
 │   ├── UnsupportedModel       unsupported_architecture   permanent
 │   ├── InvalidArgument        invalid_argument           permanent, exit 2
 │   ├── PortInUse              port_in_use                passing
-│   └── NotEnoughMemory        out_of_memory              passing
+│   ├── NotEnoughMemory        out_of_memory              passing
+│   └── StageLost              stage_lost                 passing; also where a stage goes while it serves
 ├── EngineDied                 engine_died                the engine process ended or stopped making progress
 └── RequestError               one request's own fault, or refused; carries its HTTP status
 """
@@ -59,6 +60,10 @@ class NotEnoughMemory(StartError):
     code = "out_of_memory"
 
 
+class StageLost(StartError):
+    code = "stage_lost"
+
+
 class EngineDied(DataPlaneError):
     code = "engine_died"
 
@@ -90,5 +95,13 @@ class RequestError(DataPlaneError):
 
 START_ERRORS: dict[str, type[StartError]] = {
     kind.code: kind
-    for kind in (ModelNotFound, ModelUnreadable, UnsupportedModel, InvalidArgument, PortInUse, NotEnoughMemory)
+    for kind in (
+        ModelNotFound,
+        ModelUnreadable,
+        UnsupportedModel,
+        InvalidArgument,
+        PortInUse,
+        NotEnoughMemory,
+        StageLost,
+    )
 }

@@ -18,11 +18,12 @@ from data_plane import log
 from data_plane.config import EngineConfig
 from data_plane.engine.ipc import EngineSocket
 from data_plane.engine.messages import Counters, Failed, Progress, Ready, Rung, Stop, Warm, Warmed
-from data_plane.errors import StartError
+from data_plane.errors import InvalidArgument, StartError
 
 if TYPE_CHECKING:
     from data_plane.engine.core import EngineCore
     from data_plane.engine.encoder import EncoderCore
+    from data_plane.engine.stages import Stages
 
 _HEARTBEAT_S = 0.5
 
@@ -54,10 +55,15 @@ class Engine:
         self._began = started
         self._core: EngineCore | EncoderCore | None = None
         self._ready: Ready | None = None
+        self._stages: Stages | None = None
         self.steps = 0
 
     def serve(self, peer: EngineSocket) -> None:
         """Until told to stop, or the other side is gone. Raises StartError, ImportError."""
+        if self._config.stages > 1:
+            from data_plane.engine.stages import Stages
+
+            self._stages = Stages(self._config)
         rung: Rung = self._config.rung
         while True:
             phases = self._move(rung)
@@ -76,10 +82,12 @@ class Engine:
         if rung == "ember":
             self._core = self._ready = None
             gc.collect()
+            if self._stages is not None:
+                self._stages.shut()
             _import_all(self._config)
             phases["import"] = time.monotonic() - self._began
         elif self._core is None:
-            self._core, self._ready = _load(self._config, self._began)
+            self._core, self._ready = _load(self._config, self._began, self._stages)
             phases |= self._ready.phases
         began = time.monotonic()
         if self._core is not None:
@@ -122,12 +130,14 @@ def _import_all(config: EngineConfig) -> None:
         log.event("kernels_missing")
 
 
-def _load(config: EngineConfig, started: float) -> tuple[EngineCore | EncoderCore, Ready]:
+def _load(config: EngineConfig, started: float, stages: Stages | None) -> tuple[EngineCore | EncoderCore, Ready]:
     """The core that runs this kind of model. Imports are here because a StartError must reach the other side."""
     from data_plane.loading.files import is_encoder
     from data_plane.loading.sources import resolve
 
     if is_encoder(resolve(config.model)):
+        if stages is not None:
+            raise InvalidArgument("--stages: an encoder runs whole, on one device")
         from data_plane.engine.encoder import load_encoder
 
         return load_encoder(config, started)
@@ -135,7 +145,7 @@ def _load(config: EngineConfig, started: float) -> tuple[EngineCore | EncoderCor
     from data_plane.engine.loader import load
 
     imported = time.monotonic()
-    loaded = load(config)
+    loaded = load(config, stages)
     ready = Ready(
         device=loaded.device,
         precision=loaded.precision,

@@ -188,6 +188,8 @@ class EngineClient:
                     self._warmed.set_result(message)
             elif isinstance(message, Failed) and not self._warmed.done():
                 self._fail(START_ERRORS.get(message.code, StartError)(message.message))
+            elif isinstance(message, Failed):
+                log.event("engine_failed", level="error", code=message.code, reason=message.message)
 
     def _fail(self, error: StartError) -> None:
         self._warmed.set_exception(error)

@@ -30,6 +30,7 @@ from data_plane.engine.request import Sequence
 from data_plane.engine.runner import Sampled
 from data_plane.engine.sampler import NOTHING
 from data_plane.engine.scheduler import Scheduled, Scheduler
+from data_plane.errors import StageLost
 
 IDLE_TICK_S = 0.5
 COMPILE_TICK_S = 0.002
@@ -76,6 +77,7 @@ class EngineCore:
                 return rung
             if not messages and not self.scheduler.has_work:
                 self._grammars.warm()
+                self._runner.check()
             if not socket.send(self.turn()):
                 return None
 
@@ -124,6 +126,8 @@ class EngineCore:
         moved = self._runner.bytes_moved(plan)
         try:
             sampled = self._runner.run(plan)
+        except StageLost:
+            raise
         except Exception as error:
             return [*self._failed(plan, error), self._progress(time.monotonic() - started, plan)]
         self._failures_in_a_row = 0

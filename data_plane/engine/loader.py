@@ -12,6 +12,7 @@ from data_plane.config import EngineConfig
 from data_plane.engine.grammar import Grammars
 from data_plane.engine.runner import Runner
 from data_plane.engine.scheduler import SchedulerLimits
+from data_plane.engine.stages import Stages
 from data_plane.errors import InvalidArgument, NotEnoughMemory
 from data_plane.loading.checkpoint import Checkpoint, open_checkpoint
 from data_plane.loading.sources import resolve
@@ -42,8 +43,8 @@ class Loaded:
     phases: dict[str, float] = field(default_factory=dict)
 
 
-def load(config: EngineConfig) -> Loaded:
-    """Load the model. Raises a StartError that says what to do."""
+def load(config: EngineConfig, stages: Stages | None = None) -> Loaded:
+    """Load the model, or its first stage and have `stages` load theirs. Raises a StartError that says what to do."""
     started = time.monotonic()
     device = device_of(config)
     path = resolve(config.model)
@@ -59,8 +60,11 @@ def load(config: EngineConfig) -> Loaded:
         if precision == "packed":
             model, kernels = _packed(config, checkpoint, path, max_model_len, budget), "c"
         else:
-            model, kernels = _torch_model(config, checkpoint, precision, device, max_model_len)
-        num_blocks = _num_blocks(config, model, device, max_model_len)
+            model, kernels = _torch_model(config, checkpoint, precision, device, max_model_len, stages)
+        room = room_for(device, model.own_kv_token_bytes, config.stages - config.stages_elsewhere)
+        if stages is not None:
+            room = min(room, stages.room())
+        num_blocks = _num_blocks(config, room, device, max_model_len)
         max_model_len = min(max_model_len, num_blocks * config.block_size)
         grammars = Grammars(path, spec.vocab_size, spec.eos_token_ids)
         runner = Runner(
@@ -108,13 +112,22 @@ def device_of(config: EngineConfig) -> str:
 
 
 def _torch_model(
-    config: EngineConfig, checkpoint: Checkpoint, precision: str, device: str, max_model_len: int
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    precision: str,
+    device: str,
+    max_model_len: int,
+    stages: Stages | None,
 ) -> tuple[Model, str]:
     import torch
 
+    here = config.stages - config.stages_elsewhere
     if device == "cpu":
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-    return build(checkpoint, precision, torch.device(device), max_model_len)
+    elif here > torch.cuda.device_count():
+        raise InvalidArgument(f"{here} stages here need a GPU each, and torch sees {torch.cuda.device_count()}")
+    own = stages.open(checkpoint.spec, precision, device, max_model_len) if stages is not None else None
+    return build(checkpoint, precision, torch.device(device), max_model_len, own, stages)
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -142,6 +155,8 @@ def _precision(config: EngineConfig, spec: ModelSpec, device: str) -> str:
 def _why_not_packed(config: EngineConfig, spec: ModelSpec, device: str) -> str | None:
     if device != "cpu":
         return f"it is for CPUs, and the device is {device}"
+    if config.stages > 1:
+        return "it runs a model whole, not in stages"
     from kernels.cpu import CompilerMissing, library
 
     try:
@@ -172,16 +187,20 @@ def _cpu_has_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _num_blocks(config: EngineConfig, model: Model, device: str, max_model_len: int) -> int:
-    per_token = model.kv_token_bytes
+def room_for(device: str, token_bytes: int, sharing: int) -> int:
+    """Tokens of `token_bytes` that there is memory for beside what is loaded. `sharing` stages share a CPU's."""
     if device == "cuda":
         import torch
 
         free, total = torch.cuda.mem_get_info(device)
-        room = int(free - (1 - _GPU_MEMORY_SHARE) * total) // per_token
+        return int(free - (1 - _GPU_MEMORY_SHARE) * total) // token_bytes
+    return int(_available_memory() * _CPU_MEMORY_SHARE / sharing) // token_bytes
+
+
+def _num_blocks(config: EngineConfig, room: int, device: str, max_model_len: int) -> int:
+    if device == "cuda":
         tokens = config.kv_cache_tokens or room
     else:
-        room = int(_available_memory() * _CPU_MEMORY_SHARE) // per_token
         tokens = config.kv_cache_tokens or min(max(_CPU_KV_TOKENS, max_model_len), room)
     if config.kv_cache_tokens and tokens > max(room, 1) and device == "cuda":
         raise NotEnoughMemory(f"--kv-cache-tokens {tokens} does not fit: there is room for {room} on {device}")

@@ -58,6 +58,11 @@ class Runner:
         self._filled = [0] * len(self._filled)
         return True
 
+    def check(self) -> None:
+        """Raises StageLost where a part of the model is gone."""
+        if self.kv is not None:
+            self._model.check()
+
     def run(self, plan: list[Scheduled]) -> dict[str, Sampled]:
         """One forward pass. Returns what came of each sequence whose last token ran, by id.
 

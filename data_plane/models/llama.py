@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class DeviceBatch:
         def put(array: Array) -> torch.Tensor:
             return torch.as_tensor(array).to(device, non_blocking=True)
 
-        self.tokens, self.positions = put(batch.tokens), put(batch.positions)
+        self.positions = put(batch.positions)
         self.slot_mapping, self.block_tables = put(batch.slot_mapping), put(batch.block_tables)
         self.cu_seqlens_q, self.seq_lens = put(batch.cu_seqlens_q), put(batch.seq_lens)
         self.max_query_len = batch.max_query_len
@@ -83,45 +84,111 @@ class Layer:
         return attended.view(count, heads * dim)
 
 
-class LlamaModel:
-    """Weights on one device, in one dtype, and the forward pass over a paged KV cache."""
+class LlamaLayers:
+    """Consecutive layers on one device, in one dtype, with their paged KV cache: all of a model's, or one stage's."""
 
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, device: torch.device, max_model_len: int
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        which: range,
+    ) -> None:
+        self.spec = checkpoint.spec
+        self._dtype, self._device = dtype, device
+        self.kv_token_bytes = self.spec.kv_bytes_per_token(dtype.itemsize) // self.spec.num_layers * len(which)
+        self.layers = [Layer(index, self.spec, checkpoint, ops, dtype, device) for index in which]
+        self.cos_sin = torch.from_numpy(cos_sin_table(self.spec.rope, max_model_len)).to(device)
+
+    def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
+        spec = self.spec
+        shape = (len(self.layers), 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, kv: torch.Tensor, batch: DeviceBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: what the layer before gave [T, H]; residual [T, H]. Returns the next pair."""
+        for layer, cache in zip(self.layers, kv, strict=True):
+            x, residual = layer(x, residual, cache, self.cos_sin, batch)
+        return x, residual
+
+    def weight_bytes(self) -> int:
+        parts = (part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        return sum(part.weight.nbytes for part in parts)
+
+
+class Rest(Protocol):
+    """The layers after a model's own, wherever they are: see `engine.stages`."""
+
+    def new_cache(self, num_blocks: int, block_size: int) -> None: ...
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows `batch.logit_rows` of the last layer's pair, each [R, H], on x's device."""
+        ...
+
+    def weight_bytes(self) -> int: ...
+
+    def release(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def check(self) -> None:
+        """Raises StageLost where they are gone."""
+        ...
+
+
+class LlamaModel:
+    """Weights on one device, in one dtype, and the forward pass over a paged KV cache.
+
+    With `rest` it has the embedding, layers `which` and the head, and what lies between is done there.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        which: range | None = None,
+        rest: Rest | None = None,
     ) -> None:
         spec = self.spec = checkpoint.spec
         self.ops = ops
-        self._dtype, self._device = dtype, device
-        self.kv_token_bytes = spec.kv_bytes_per_token(dtype.itemsize)
+        self._device = device
+        self._rest = rest
         self._hidden = torch.empty(0)
         self.embedding = to_tensor(checkpoint.dense("embed.weight"), dtype, device)
-        self.layers = [Layer(index, spec, checkpoint, ops, dtype, device) for index in range(spec.num_layers)]
+        self.body = LlamaLayers(checkpoint, ops, dtype, device, max_model_len, which or range(spec.num_layers))
+        self.kv_token_bytes = spec.kv_bytes_per_token(dtype.itemsize)
         self.norm = to_tensor(checkpoint.dense("norm.weight"), dtype, device)
         if spec.tied_head:
             self.head = DenseLinear(self.embedding, None)
         else:
             self.head = load_dense(checkpoint, ["head"], dtype, device)
-        self.cos_sin = torch.from_numpy(cos_sin_table(spec.rope, max_model_len)).to(device)
+
+    @property
+    def own_kv_token_bytes(self) -> int:
+        return self.body.kv_token_bytes
 
     def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
-        spec = self.spec
-        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        if self._rest is not None:
+            self._rest.new_cache(num_blocks, block_size)
+        return self.body.new_cache(num_blocks, block_size)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, kv: torch.Tensor) -> Array:
-        return self._forward(DeviceBatch(batch, self._device), kv).cpu().numpy()
-
-    def _forward(self, batch: DeviceBatch, kv: torch.Tensor) -> torch.Tensor:
-        residual = F.embedding(batch.tokens, self.embedding)
-        x = torch.zeros_like(residual)
-        for layer, cache in zip(self.layers, kv, strict=True):
-            x, residual = layer(x, residual, cache, self.cos_sin, batch)
-        normed, _ = self.ops.add_rms_norm(
-            x[batch.logit_rows], residual[batch.logit_rows], self.norm, self.spec.norm_eps
-        )
-        self._hidden = normed
-        return self.head(normed).float()
+        residual = F.embedding(torch.as_tensor(batch.tokens).to(self._device, non_blocking=True), self.embedding)
+        x, residual = self.body(torch.zeros_like(residual), residual, kv, there := DeviceBatch(batch, self._device))
+        if self._rest is not None:
+            x, residual = self._rest(x, residual, batch)
+        else:
+            x, residual = x[there.logit_rows], residual[there.logit_rows]
+        self._hidden, _ = self.ops.add_rms_norm(x, residual, self.norm, self.spec.norm_eps)
+        return self.head(self._hidden).float().cpu().numpy()
 
     def hidden(self, row: int) -> Array:
         return self._hidden[row].float().cpu().numpy()
@@ -129,16 +196,22 @@ class LlamaModel:
     def draw(self, logits: Array, draws: Draws) -> list[int]:
         return draw(logits, draws)
 
+    def check(self) -> None:
+        if self._rest is not None:
+            self._rest.check()
+
     def release(self) -> None:
+        if self._rest is not None:
+            self._rest.release()
         self._hidden = torch.empty(0)
         move(self, torch.device("cpu"))
 
     def restore(self) -> None:
+        if self._rest is not None:
+            self._rest.restore()
         move(self, self._device)
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads."""
-        total = 0
-        for layer in self.layers:
-            total += sum(part.weight.nbytes for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
-        return total + self.head.weight.nbytes
+        """Bytes of weights that a step reads, in all stages."""
+        beyond = 0 if self._rest is None else self._rest.weight_bytes()
+        return self.body.weight_bytes() + self.head.weight.nbytes + beyond

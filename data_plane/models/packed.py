@@ -37,6 +37,13 @@ class PackedLlamaModel:
             part.nbytes for layer in layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)
         )
 
+    @property
+    def own_kv_token_bytes(self) -> int:
+        return self.kv_token_bytes
+
+    def check(self) -> None:
+        """All of it is here."""
+
     def new_cache(self, num_blocks: int, block_size: int) -> Array:
         spec = self.spec
         shape = (num_blocks, spec.num_layers, spec.num_kv_heads, self._piece)

@@ -13,14 +13,21 @@ from kernels.sampling import Draws
 if TYPE_CHECKING:
     import torch
 
+    from data_plane.models.llama import Rest
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Model(Protocol):
-    """Loaded weights, and the step over them. kv_token_bytes: a token's share of the KV cache."""
+    """Loaded weights, and the step over them. kv_token_bytes: a token's share of the KV cache, in all stages."""
 
     spec: ModelSpec
     kv_token_bytes: int
+
+    @property
+    def own_kv_token_bytes(self) -> int:
+        """Of that, what this process has."""
+        ...
 
     def new_cache(self, num_blocks: int, block_size: int) -> Any:
         """An empty paged KV cache in a layout of the model's own."""
@@ -42,6 +49,10 @@ class Model(Protocol):
         """Bytes of weights that a step reads."""
         ...
 
+    def check(self) -> None:
+        """Raises StageLost where a part of it on other devices or hosts is gone."""
+        ...
+
     def release(self) -> None:
         """Move the weights to host memory, where they aren't there."""
         ...
@@ -51,8 +62,18 @@ class Model(Protocol):
         ...
 
 
-def build(checkpoint: Checkpoint, dtype: str, device: torch.device, max_model_len: int) -> tuple[Model, str]:
-    """Load a model for torch; returns it and the name of its kernels. dtype: float32, bfloat16 or float16."""
+def build(
+    checkpoint: Checkpoint,
+    dtype: str,
+    device: torch.device,
+    max_model_len: int,
+    which: range | None = None,
+    rest: Rest | None = None,
+) -> tuple[Model, str]:
+    """Load a model for torch; returns it and the name of its kernels. dtype: float32, bfloat16 or float16.
+
+    With `which` only those of its layers, and `rest` has the others.
+    """
     import torch
 
     from data_plane.models.llama import LlamaModel
@@ -60,7 +81,7 @@ def build(checkpoint: Checkpoint, dtype: str, device: torch.device, max_model_le
 
     check_family(checkpoint)
     ops = select(device)
-    return LlamaModel(checkpoint, ops, getattr(torch, dtype), device, max_model_len), ops.name
+    return LlamaModel(checkpoint, ops, getattr(torch, dtype), device, max_model_len, which, rest), ops.name
 
 
 def check_family(checkpoint: Checkpoint) -> None:

@@ -34,13 +34,16 @@ class ContextModel:
     """See `registry.Model`."""
 
     def __init__(self) -> None:
-        self.kv_token_bytes = 16
+        self.kv_token_bytes = self.own_kv_token_bytes = 16
         self.steps = 0
         self.spec = ModelSpec(
             architecture="llama", hidden_size=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2,
             intermediate_size=32, vocab_size=VOCABULARY, norm_eps=1e-5, max_model_len=4096, rope=RopeSpec(rotary_dim=2),
             tied_head=True, eos_token_ids=(2,),
         )  # fmt: skip
+
+    def check(self) -> None:
+        pass
 
     def new_cache(self, num_blocks: int, block_size: int) -> Array:
         return np.full((num_blocks * block_size, 2), UNWRITTEN, np.int64)
