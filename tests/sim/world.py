@@ -80,6 +80,8 @@ class World:
         self._born = 0
         self._orphan_since: dict[str, float] = {}
         self._seen_orphans: set[str] = set()
+        self._swept: set[str] = set()
+        """Those that a controller says it ended as such; others end by a call that was on its way."""
         self.skew = self.chance.choice((0.0, 2.0, 300.0))
         self._jump = 0.0
         """How far the controllers' clocks were set in mid-run."""
@@ -98,6 +100,8 @@ class World:
             error = fields.get("error")
             cause = error.__cause__ if isinstance(error, BaseException) else None
             self.faults.append(f"{name}: {error!r} {cause or ''}"[:1000])
+        if name == "replica.orphan":
+            self._swept.add(str(fields["replica"]))
         self.note(name)
 
     def new_id(self, prefix: str) -> str:
@@ -383,8 +387,8 @@ class World:
             stops = money.stops(reader)
         if max(stops.values(), default=0) > 1:
             raise Broken(f"endpoints were stopped more than once for one limit: {stops}")
-        if self._seen_orphans - strangers:
-            raise Broken(f"{min(self._seen_orphans - strangers)} was swept, and is no drift in the ledger")
+        if self._swept - strangers:
+            raise Broken(f"{min(self._swept - strangers)} was swept, and is no drift in the ledger")
         if self._exact:
             theirs = {one.replica_id: money.charged(one, quiet, now) for one in self.cloud.machines.values()}
             money.check_bill(theirs, ours, strangers)
