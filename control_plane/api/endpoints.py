@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -245,9 +246,11 @@ def _runtime_changes(before: domain.Endpoint, changes: dict[str, Any]) -> dict[s
         found["engine_args"] = list(resolved)
     elif "preset" in changes:
         found["engine_args"] = list(presets.changed(before.preset, before.engine_args, changes["preset"]))
-    asked = {"model": before.model, "gpu": before.gpu, "engine_args": before.engine_args} | changes | found
-    if changes.keys() & {"model", "gpu", "engine_args", "preset"}:
-        require_fit(asked["model"], asked["gpu"], before.gpus, asked["engine_args"])
+    asked = asdict(before.runtime) | changes | found
+    if asked["gpus"] and asked["gpu"] is None:
+        raise Unprocessable("gpus says how many there are to be of gpu, which is missing", param="gpus")
+    if changes.keys() & {"model", "gpu", "gpus", "engine_args", "preset"}:
+        require_fit(asked["model"], asked["gpu"], asked["gpus"], asked["engine_args"])
     return found
 
 

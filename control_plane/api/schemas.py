@@ -71,7 +71,7 @@ class EndpointCreate(Limits):
     model: Model
     tenant: Name = "default"
     gpu: Gpu | None = None
-    gpus: Annotated[int, Field(ge=0, le=1)] = 0
+    gpus: Annotated[int, Field(ge=0, le=64)] = 0
     engine_args: EngineArgs = []
     preset: Preset | None = None
     min_replicas: Replicas = 0
@@ -92,13 +92,15 @@ class EndpointCreate(Limits):
             raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
         if self.warmth == "hot" and self.min_replicas == 0:
             raise ValueError("warmth hot needs min_replicas of 1 or more")
+        if self.gpus and self.gpu is None:
+            raise ValueError("gpus says how many there are to be of gpu, which is missing")
         return self
 
 
 class EndpointUpdate(Limits):
     model: Model | None = None
     gpu: Gpu | None = None
-    gpus: Annotated[int, Field(ge=0, le=1)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     engine_args: EngineArgs | None = None
     preset: Preset | None = None
     min_replicas: Replicas | None = None

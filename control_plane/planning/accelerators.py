@@ -33,8 +33,8 @@ class Efficiency(_Entry):
     step_overhead_s: Annotated[float, Field(ge=0, le=1)]
     sequence_overhead_s: Annotated[float, Field(ge=0, le=1)]
     """For each sequence of a step: sampling, detokenizing, sending."""
-    split: Share
-    """What is left of each accelerator's rates where several share a model."""
+    stage_s: Annotated[float, Field(ge=0, le=1)]
+    """What a step takes more for each accelerator after the first: its layers go over them in stages."""
     overlaps: bool
     """Whether matrix work hides behind memory traffic, or adds to it."""
     measured: bool

@@ -10,8 +10,6 @@ from control_plane.planning.fit import Machine, fit, machines, nearest, precisio
 from control_plane.planning.presets import number, setting
 from control_plane.planning.shapes import known_shape
 
-_MOST = 1
-"""Accelerators that a replica may have, so that a remedy is one that can be asked for."""
 _PAGE = 256
 """Tokens that must fit beside the weights where no context length is asked for: the engine cuts its own."""
 
@@ -33,12 +31,13 @@ def require_fit(model: str, gpu: str | None, gpus: int, engine_args: Sequence[st
     if found.fits:
         return
     needed = (found.weights + context * found.kv_per_token) / GIGA
-    remedy = nearest(shape, precision, context, machines(catalogue(), range(1, _MOST + 1)))
-    says = (
-        f"the smallest that holds it is {remedy.name} with {remedy.accelerator.memory_gb:g} GB"
-        if remedy
-        else "no single accelerator of the catalogue holds it"
-    )
+    every = machines(catalogue())
+    remedy = nearest(shape, precision, context, every)
+    same = nearest(shape, precision, context, (one for one in every if one.accelerator is accelerator))
+    says = "nothing of the catalogue holds it"
+    if remedy is not None:
+        says = f"the nearest that holds it is {remedy.name} with {remedy.accelerator.memory_gb * remedy.count:g} GB"
+        says += f"; of {accelerator.name} it takes {same.count}" if same and same.name != remedy.name else ""
     raise Unprocessable(
         f"{model} in {precision} with {context} tokens of context takes {needed:.1f} GB, and {machine.name} has "
         f"{machine.memory / GIGA:.1f} of {accelerator.memory_gb * machine.count:g} GB for it: {says}",

@@ -55,7 +55,10 @@ def precision_for(kind: str, asked: str | None = None) -> Precision:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`count` accelerators that share a model. `kv_tokens` and `max_seqs` are the engine's own bounds, if given."""
+    """`count` accelerators that share a model, its layers in as many stages.
+
+    `kv_tokens` and `max_seqs` are the engine's own bounds, if given.
+    """
 
     accelerator: Accelerator
     count: int
@@ -74,18 +77,15 @@ class Machine:
         return self.accelerator.memory_gb * GIGA * self.count * self.usable
 
     @property
-    def _split(self) -> float:
-        return 1.0 if self.count == 1 else self.count * self.efficiency.split
-
-    @property
     def bytes_per_s(self) -> float:
-        return self.accelerator.bandwidth_gb_s * GIGA * self.efficiency.bandwidth * self._split
+        """Of one: a step visits one after the other."""
+        return self.accelerator.bandwidth_gb_s * GIGA * self.efficiency.bandwidth
 
     def flops(self, precision: Precision) -> float:
         """Matrix operations a second."""
         one = self.accelerator
         rate = one.eight_bit_tflops if precision is Precision.PACKED else one.bf16_tflops
-        return rate * TERA * self.efficiency.prefill * self._split
+        return rate * TERA * self.efficiency.prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Fit:
         computing, reading = operations / self.machine.flops(self.precision), read / self.machine.bytes_per_s
         efficiency = self.machine.efficiency
         together = max(computing, reading) if efficiency.overlaps else computing + reading
-        return together + efficiency.step_overhead_s
+        return together + efficiency.step_overhead_s + (self.machine.count - 1) * efficiency.stage_s
 
 
 def fit(shape: Shape, precision: Precision, context: int | None, machine: Machine) -> Fit:
@@ -174,6 +174,8 @@ def machines(catalogue: Catalogue, counts: Iterable[int] | None = None) -> list[
 
 
 def nearest(shape: Shape, precision: Precision, context: int, among: Iterable[Machine]) -> Machine | None:
-    """The GPU with the least memory of those that `shape` fits."""
+    """The fewest GPUs, and of those the ones with the least memory, that `shape` fits."""
     fitting = [one for one in among if one.accelerator.kind == "gpu" and fit(shape, precision, context, one).fits]
-    return min(fitting, key=lambda one: (one.memory, one.accelerator.price_per_hour or float("inf")), default=None)
+    return min(
+        fitting, key=lambda one: (one.count, one.memory, one.accelerator.price_per_hour or float("inf")), default=None
+    )

@@ -27,6 +27,7 @@ from control_plane.observe.logs import event
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_marks import ALIVE, CONTROLLER, ENDED, LOGS, REPORTS, STARTED, Marks
 from control_plane.providers.aws_weights import local_model
+from control_plane.providers.base import stage_flags
 from control_plane.providers.delivered import Delivered, OneToken
 from control_plane.providers.local import LocalProvider
 from control_plane.security.files import private_folder
@@ -128,7 +129,7 @@ class Guest:
         """The spec in this machine's words: weights are a path, the accelerator is a device, the port is fixed."""
         model = await local_model(self._calls, self._order["bucket"], self._spec.model, self._home / "weights")
         device = "cpu" if self._spec.gpu in (None, "cpu") else "cuda"
-        own = ("--port", str(self._order["port"]), "--device", device)
+        own = ("--port", str(self._order["port"]), "--device", device, *stage_flags(self._spec))
         return replace(self._spec, model=model, gpu=None, gpus=0, engine_args=(*own, *self._spec.engine_args))
 
     async def _secret(self) -> dict[str, str]:

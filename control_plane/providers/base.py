@@ -40,3 +40,8 @@ class Provider(Protocol):
 
     async def terminate(self, replica_id: str) -> None:
         """Begin or continue to end the replica; `describe` says ABSENT once it is gone. Doesn't wait for that."""
+
+
+def stage_flags(spec: ReplicaSpec) -> tuple[str, ...]:
+    """What the engine is told where a replica has several accelerators: its layers go over them."""
+    return ("--stages", str(spec.gpus)) if spec.gpus > 1 else ()

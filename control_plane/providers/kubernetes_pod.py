@@ -13,6 +13,7 @@ from typing import Any
 
 from control_plane.domain import Address, Description, Phase, ReplicaSpec, Rung
 from control_plane.provider_settings import KubernetesSettings
+from control_plane.providers.base import stage_flags
 
 OWNER = "ingle.dev/installation"
 REPLICA = "ingle.dev/replica"
@@ -260,4 +261,4 @@ def _arguments(spec: ReplicaSpec, own: KubernetesSettings, *, tls: bool) -> Sequ
     rung = [] if spec.rung == Rung.HOT else ["--rung", spec.rung]
     # a dollar sign is the cluster's own way to name a variable
     own_args = [argument.replace("$(", "$$(") for argument in (spec.model, *spec.engine_args)]
-    return [own_args[0], *where, *files, *device, *rung, *own_args[1:]]
+    return [own_args[0], *where, *files, *device, *stage_flags(spec), *rung, *own_args[1:]]

@@ -1,8 +1,8 @@
 """The local provider: a replica is a session of processes on this machine.
 
 All that is known of a replica is in `HOME/replicas/<id>/`, so that a control plane which starts anew finds it again:
-`spec.json`, `process.json` (pid and start time), `stdout.log`, `stderr.log`, `terminating` (since when) and `ended`;
-`tls.pem` where replicas are reached by mutual TLS.
+`spec.json`, `process.json` (pid and start time), `accelerators.json` (which of this machine's it has), `stdout.log`,
+`stderr.log`, `terminating` (since when) and `ended`; `tls.pem` where replicas are reached by mutual TLS.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from typing import Any, Protocol
 
 from control_plane.domain import ELSEWHERE, Address, Description, Offer, Phase, ReplicaSpec, Rung
 from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.providers.base import stage_flags
 from control_plane.providers.draining import ask_to_drain
-from control_plane.providers.processes import MARK, began_at, marked, send, start_time
+from control_plane.providers.processes import MARK, began_at, environment_of, marked, send, start_time
 from control_plane.security.files import private_folder, write_private
 from control_plane.security.mesh import PLAIN, Link
 
@@ -32,9 +34,6 @@ _HOST = "127.0.0.1"
 _PAIR = "tls.pem"
 _KEPT_FOLDERS = 20
 _FIRST_OUTPUT = 64 * 1024
-_OWN_VARIABLES = ("INGLE_DATABASE_URL", "INGLE_TOKEN", "INGLE_KEY", "INGLE_PROFILE")
-_FOREIGN_PREFIX = "RAY_"
-"""A cluster's token is in such variables of its nodes: nothing for a replica."""
 
 
 class Tokens(Protocol):
@@ -75,6 +74,7 @@ class LocalProvider:
         mesh: Equipment | None = None,
         variables: Mapping[str, Mapping[str, str]] | None = None,
         host: str = _HOST,
+        accelerators: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = private_folder(home / "replicas")
@@ -88,21 +88,26 @@ class LocalProvider:
         self._host = host
         self._link = mesh.link if mesh else PLAIN
         self._clock = clock
-        self._kinds = ("cpu", "cuda") if Path("/dev/nvidiactl").exists() else ("cpu",)
+        self._accelerators = len(list(Path("/dev").glob("nvidia[0-9]*"))) if accelerators is None else accelerators
+        self._assigning = threading.Lock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     async def offers(self) -> Sequence[Offer]:
-        return [Offer(region, kind, 1, 0.0) for region in self._regions for kind in self._kinds]
+        there = {"cpu": 1} | ({"cuda": self._accelerators} if self._accelerators else {})
+        return [Offer(region, kind, count, 0.0) for region in self._regions for kind, count in there.items()]
 
     async def ensure(self, spec: ReplicaSpec) -> None:
         if spec.region not in self._regions:
             raise ProviderRefused(f"this machine isn't in region {spec.region}", code="unknown_region", permanent=True)
-        offered = {offer.accelerator for offer in await self.offers() if offer.region == spec.region}
-        if spec.gpu is not None and spec.gpu not in offered:
+        offered = {
+            offer.accelerator: offer.max_per_replica for offer in await self.offers() if offer.region == spec.region
+        }
+        wanted = max(1, spec.gpus)
+        if spec.gpu is not None and wanted > offered.get(spec.gpu, 0):
+            has = ", ".join(f"{count} {kind}" if kind != "cpu" else kind for kind, count in sorted(offered.items()))
+            many = f"{wanted} {spec.gpu}" if wanted > 1 else spec.gpu
             raise ProviderRefused(
-                f"region {spec.region} offers {', '.join(sorted(offered)) or 'nothing'}, not {spec.gpu}",
-                code="accelerator_not_offered",
-                permanent=True,
+                f"region {spec.region} offers {has}, not {many}", code="accelerator_not_offered", permanent=True
             )
         try:
             await asyncio.to_thread(self._start, spec)
@@ -156,10 +161,11 @@ class LocalProvider:
                 return
             write_private(folder / "spec.json", json.dumps(asdict(spec)).encode())
             self._equip(spec.replica_id)
+            assigned = self._assign(spec, folder)
             with open(folder / "stdout.log", "ab") as out, open(folder / "stderr.log", "ab") as err:
                 child = subprocess.Popen(
                     self._arguments(spec),
-                    env=self._environment(spec),
+                    env=self._environment(spec) | assigned,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -167,6 +173,21 @@ class LocalProvider:
                 )
             self._children[spec.replica_id] = child
             self._write_process(folder, child.pid)
+
+    def _assign(self, spec: ReplicaSpec, folder: Path) -> dict[str, str]:
+        """Accelerators that the fewest other replicas have, and how the replica is told of them."""
+        if spec.gpu in (None, "cpu"):
+            return {}
+        with self._assigning:
+            users = [0] * self._accelerators
+            for other in self._root.iterdir():
+                if not (other / "ended").exists():
+                    taken = (_read_json(other / "accelerators.json") or {}).get("indexes", [])
+                    users = [count + (index in taken) for index, count in enumerate(users)]
+            order = sorted(range(self._accelerators), key=lambda index: (users[index], index))
+            own = sorted(order[: max(1, spec.gpus)])
+            write_private(folder / "accelerators.json", json.dumps({"indexes": own}).encode())
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
 
     def _equip(self, replica_id: str) -> None:
         if self._mesh is not None:
@@ -179,21 +200,11 @@ class LocalProvider:
         if self._mesh is not None:
             tls = ["--tls-pair", str(self._root / spec.replica_id / _PAIR), "--tls-authority", str(self._mesh.ca_file)]
         rung = [] if spec.rung == Rung.HOT else ["--rung", spec.rung]
-        return [*self._command, spec.model, *where, *tls, *device, *rung, *spec.engine_args]
+        return [*self._command, spec.model, *where, *tls, *device, *stage_flags(spec), *rung, *spec.engine_args]
 
     def _environment(self, spec: ReplicaSpec) -> dict[str, str]:
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in _OWN_VARIABLES and not name.startswith(_FOREIGN_PREFIX)
-        }
-        environment |= {
-            "INGLE_REPLICA_TOKEN": self._secret.replica_token(spec.replica_id),
-            "INGLE_REGION": spec.region,
-            "INGLE_ENDPOINT": spec.endpoint_name,
-            MARK: spec.replica_id,
-        }
-        return {**environment, **self._variables.get(spec.region, {})}
+        token = self._secret.replica_token(spec.replica_id)
+        return environment_of(os.environ, token, asdict(spec), self._variables.get(spec.region, {}))
 
     def _write_process(self, folder: Path, pid: int) -> None:
         process = {"pid": pid, "start_time": start_time(pid), "began_at": began_at(pid) or self._clock()}

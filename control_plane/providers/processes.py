@@ -9,11 +9,34 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 MARK = "INGLE_REPLICA"
 """Of a replica's processes: holds its id."""
 _PROC = Path("/proc")
+_OWN_VARIABLES = ("INGLE_DATABASE_URL", "INGLE_TOKEN", "INGLE_KEY", "INGLE_PROFILE")
+_FOREIGN_PREFIX = "RAY_"
+"""A cluster's token is in such variables of its nodes: nothing for a replica."""
+
+
+def environment_of(
+    around: Mapping[str, str], token: str, spec: Mapping[str, Any], variables: Mapping[str, str]
+) -> dict[str, str]:
+    """Of a replica's processes. `spec` is a `ReplicaSpec` as plain values; `variables` are its region's."""
+    kept = {
+        name: value
+        for name, value in around.items()
+        if name not in _OWN_VARIABLES and not name.startswith(_FOREIGN_PREFIX)
+    }
+    own = {
+        "INGLE_REPLICA_TOKEN": token,
+        "INGLE_REGION": str(spec["region"]),
+        "INGLE_ENDPOINT": str(spec["endpoint_name"]),
+        MARK: str(spec["replica_id"]),
+    }
+    return {**kept, **own, **variables}
 
 
 def start_time(pid: int) -> int | None:

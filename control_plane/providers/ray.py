@@ -12,17 +12,19 @@ from typing import Any
 
 from control_plane.domain import ELSEWHERE, Address, Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderRefused
+from control_plane.providers.base import stage_flags
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.last_logs import LastLogs
 from control_plane.providers.local import Tokens
 from control_plane.providers.ray_link import RayLink
-from control_plane.providers.ray_replica import PYTHON
+from control_plane.providers.ray_marks import PYTHON
 from control_plane.security.files import private_folder
 from control_plane.security.mesh import PLAIN, Mesh, server_name
 
 _TYPE = "accelerator_type:"
 _TYPE_SHARE = 0.001
 """Ray's own convention: of a node's one unit of an accelerator type, enough for a thousand actors."""
+_MOST_HOSTS = 16
 _ANSWER_MARGIN = 4.0
 """Seconds that a supervisor has, beyond a replica's grace, before it counts as hung."""
 
@@ -98,16 +100,21 @@ class RayProvider:
             raise ProviderRefused(f"the cluster has no region {spec.region}", code="unknown_region", permanent=True)
         if await self._cluster.call("known", replica_id=spec.replica_id):
             return
-        resources = resources_of(spec, spot)
-        lack = lack_of(spec.region, spot, resources, await self._nodes())
-        if lack is not None:
-            raise ProviderRefused(lack, code="no_capacity")
-        order = await asyncio.to_thread(self._order, spec)
+        wanted = resources_of(spec, spot)
+        nodes = await self._nodes()
+        hosts = hosts_of(spot, wanted, nodes)
+        if hosts is None:
+            raise ProviderRefused(lack_of(spec.region, spot, wanted, nodes), code="no_capacity")
+        if hosts > 1 and self._command[-1] != "serve":
+            message = f"it takes {hosts} hosts, and replica_command isn't the engine's `serve`, which can use them"
+            raise ProviderRefused(message, code="no_capacity")
+        order = await asyncio.to_thread(self._order, spec, hosts)
         await self._cluster.call(
             "ensure",
             replica_id=spec.replica_id,
             order=order,
-            resources=resources,
+            resources=share_of(wanted, hosts),
+            hosts=hosts,
             selector=spot.selector,
             queue_seconds=spot.queue_seconds,
         )
@@ -153,14 +160,18 @@ class RayProvider:
     async def _nodes(self) -> list[Node]:
         return [Node(found["labels"], found["resources"]) for found in await self._cluster.call("nodes")]
 
-    def _order(self, spec: ReplicaSpec) -> str:
+    def _order(self, spec: ReplicaSpec, hosts: int) -> str:
         """What the replica's supervisor is told. It learns this replica's token, and nothing of any other."""
         device = "cpu" if spec.gpu in (None, "cpu") else "cuda"
-        local = replace(spec, gpu=None, gpus=0, engine_args=("--device", device, *spec.engine_args))
+        flags = ("--device", device, *stage_flags(spec))
+        local = replace(spec, gpu=None, gpus=0, engine_args=(*flags, *spec.engine_args))
         pair, authority = self._equipment(spec.replica_id)
         order = {
             "spec": asdict(local),
             "command": self._command,
+            "hosts": hosts,
+            "stages_each": max(1, spec.gpus) // hosts,
+            "stage_command": [*self._command[:-1], "stage"],
             "token": self._secret.replica_token(spec.replica_id),
             "grace": self._grace,
             "log_bytes": self._log_bytes,
@@ -201,36 +212,62 @@ def resources_of(spec: ReplicaSpec, spot: Spot) -> dict[str, float]:
     return resources
 
 
+def share_of(wanted: Mapping[str, float], hosts: int) -> dict[str, float]:
+    """What each host gives: of the accelerators its part, of all else as much as the only one would."""
+    return {name: amount / hosts if name == "GPU" else amount for name, amount in wanted.items()}
+
+
 def offers_of(region: str, spot: Spot, nodes: Iterable[Node]) -> list[Offer]:
-    """What the region's nodes could start if they were idle."""
+    """What the region's nodes could start if they were idle: a replica may have accelerators of several, alike."""
     most: dict[str, int] = {}
+    each: dict[str, list[int]] = {}
     for node in _in(spot, nodes):
         if node.resources.get("CPU", 0) >= spot.cpus:
             most["cpu"] = 1
             gpus = int(node.resources.get("GPU", 0))
             kinds = [name.removeprefix(_TYPE) for name in node.resources if name.startswith(_TYPE)]
             for kind in ("cuda", *kinds) if gpus else ():
-                most[kind] = max(most.get(kind, 0), gpus)
+                each.setdefault(kind, []).append(gpus)
+    for kind, counts in each.items():
+        most[kind] = max(gpus * (place + 1) for place, gpus in enumerate(sorted(counts, reverse=True)[:_MOST_HOSTS]))
     return [Offer(region, kind, count, 0.0) for kind, count in sorted(most.items())]
 
 
-def lack_of(region: str, spot: Spot, wanted: Mapping[str, float], nodes: Iterable[Node]) -> str | None:
-    """Why no node of the region could ever start it; None where one could."""
+def hosts_of(spot: Spot, wanted: Mapping[str, float], nodes: Iterable[Node]) -> int | None:
+    """The fewest nodes of the region that could start it, each with as many accelerators; None where none could."""
     own = list(_in(spot, nodes))
-    if not own:
+    for hosts in range(1, min(len(own), _MOST_HOSTS) + 1):
+        share = share_of(wanted, hosts)
+        alike = share.get("GPU", 0.0) % 1 == 0 and (hosts == 1 or "GPU" in share)
+        able = [node for node in own if all(node.resources.get(name, 0) >= share[name] for name in share)]
+        if alike and len(able) >= hosts:
+            return hosts
+    return None
+
+
+def lack_of(region: str, spot: Spot, wanted: Mapping[str, float], nodes: Iterable[Node]) -> str:
+    """What it is that keeps all nodes of the region from ever starting it."""
+    if not list(_in(spot, nodes)):
         return f"no node of the cluster is labelled {spot.label}={spot.value}, as region {region} asks"
-    if any(all(node.resources.get(name, 0) >= amount for name, amount in wanted.items()) for node in own):
-        return None
     amounts = ", ".join(
         name.removeprefix(_TYPE) if name.startswith(_TYPE) else f"{amount:g} {name}" for name, amount in wanted.items()
     )
-    return f"no node of region {region} has {amounts}"
+    several = ", nor have several together" if wanted.get("GPU", 0) > 1 else ""
+    return f"no node of region {region} has {amounts}{several}"
 
 
 def region_of(labels: Mapping[str, str], spots: Mapping[str, Spot], recorded: str | None) -> str:
     """Whose node has these labels: the recorded region's, where several regions are the same nodes."""
     fits = [region for region, spot in spots.items() if labels.get(spot.label) == spot.value]
     return recorded if recorded in fits else next(iter(fits), ELSEWHERE)
+
+
+def regions_of(
+    labels: Mapping[str, str], beside: Iterable[Mapping[str, str]], spots: Mapping[str, Spot], recorded: str | None
+) -> str:
+    """Where a replica is whose further hosts have the labels `beside`: the recorded region only if all of it is."""
+    found = [region_of(one, spots, recorded) for one in (labels, *beside)]
+    return next((region for region in found if region != recorded), found[0])
 
 
 def keeps_logs(labels: Mapping[str, str] | None, spots: Iterable[Spot]) -> bool:
@@ -249,7 +286,7 @@ def _description(said: Mapping[str, Any], spots: Mapping[str, Spot]) -> Descript
         phases=said.get("phases") or {},
         code=said.get("code"),
         message=said.get("message") or "",
-        region=None if labels is None else region_of(labels, spots, said.get("region")),
+        region=None if labels is None else regions_of(labels, said.get("beside") or [], spots, said.get("region")),
         began_at=said.get("began_at"),
     )
 

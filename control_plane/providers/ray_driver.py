@@ -24,7 +24,8 @@ from ray.util.placement_group import get_placement_group, placement_group, remov
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from control_plane.domain import Phase
-from control_plane.providers.ray_replica import ENDED, LIVE, STARTED, RayReplica, end_processes
+from control_plane.providers.ray_marks import ENDED, LIVE, STARTED, end_processes, stage_mark
+from control_plane.providers.ray_replica import Ending, RayReplica
 
 _AT_ONCE = 16
 _ANSWER_SECONDS = 5.0
@@ -50,9 +51,15 @@ class Driver:
         return self._has(ENDED, replica_id) or self._has(STARTED, replica_id) or self._actor(replica_id) is not None
 
     def ensure(
-        self, replica_id: str, order: str, resources: dict[str, float], selector: dict[str, str], queue_seconds: float
+        self,
+        replica_id: str,
+        order: str,
+        resources: dict[str, float],
+        hosts: int,
+        selector: dict[str, str],
+        queue_seconds: float,
     ) -> None:
-        """`queue_seconds` bounds its wait for resources."""
+        """`resources` are each host's; `queue_seconds` bounds its wait for them."""
         if self.known(replica_id):
             return
         self._put(LIVE, replica_id, until=time.time() + queue_seconds)
@@ -65,8 +72,8 @@ class Driver:
             "num_gpus": resources.get("GPU", 0),
             "resources": {name: value for name, value in resources.items() if name not in ("CPU", "GPU")},
         }
-        if resources.get("GPU", 0) > 1:
-            group = self._group(replica_id, resources, selector)
+        if hosts > 1 or resources.get("GPU", 0) > 1:
+            group = self._group(replica_id, resources, hosts, selector)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         else:
             options["label_selector"] = selector
@@ -88,7 +95,8 @@ class Driver:
         except RayActorError:
             return self._without_actor(replica_id)
         mark = self._mark(STARTED, replica_id)
-        return said | {"began_at": mark.get("at"), "labels": self._labels(mark)}
+        beside = [self._labels(node) or {} for node in mark.get("beside") or []]
+        return said | {"began_at": mark.get("at"), "labels": self._labels(mark.get("node")), "beside": beside}
 
     def list_owned(self) -> list[str]:
         found = kv._internal_kv_list(LIVE, namespace=self._namespace)
@@ -105,12 +113,12 @@ class Driver:
         actor = self._actor(replica_id)
         started = self._mark(STARTED, replica_id)
         last = None
-        if started and not self._ends(actor, replica_id, str(started["node"]), patience):
+        if started and not self._ends(actor, replica_id, started, patience):
             return None
         if actor is not None:
             with suppress(RayError):  # its supervisor is dead, or as good as that
                 lines, position = self.logs(replica_id, _LAST_LINES, None) or ([], 0)
-                last = {"lines": lines, "position": position, "labels": self._labels(started)}
+                last = {"lines": lines, "position": position, "labels": self._labels(started.get("node"))}
             ray.kill(actor)
         with suppress(ValueError):  # most have none
             remove_placement_group(get_placement_group(self._group_name(replica_id)))
@@ -131,9 +139,9 @@ class Driver:
         said, position = ray.get(actor.logs.remote(lines, after), timeout=_ANSWER_SECONDS)
         return said, position
 
-    def _labels(self, started: Json) -> dict[str, str] | None:
-        """Of the node that it was started on; None where the cluster doesn't know that one."""
-        found = [dict(node["Labels"]) for node in ray.nodes() if node["NodeID"] == started.get("node")]
+    def _labels(self, node_id: str | None) -> dict[str, str] | None:
+        """Of a node; None where the cluster doesn't know that one."""
+        found = [dict(node["Labels"]) for node in ray.nodes() if node["NodeID"] == node_id]
         return found[0] if found else None
 
     def _without_actor(self, replica_id: str) -> Json:
@@ -154,34 +162,52 @@ class Driver:
         message = f"waited {waited:.0f} s in the cluster's queue: all of its region's nodes are taken"
         return {"phase": Phase.FAILED, "code": "no_capacity", "message": message}
 
-    def _ends(self, actor: Any | None, replica_id: str, node: str, patience: float) -> bool:
-        """Whether nothing of it is left, by its supervisor's word or by a look on its node."""
+    def _ends(self, actor: Any | None, replica_id: str, started: Json, patience: float) -> bool:
+        """Whether nothing of it is left, by its supervisor's word or by a look on its nodes."""
         if actor is not None:
             try:
-                return bool(ray.get(actor.terminate.remote(), timeout=_ANSWER_SECONDS))
+                ending: Ending = ray.get(actor.terminate.remote(), timeout=_ANSWER_SECONDS)
+                if ending != "unsure":
+                    return ending == "gone"
             except RayActorError:
                 pass
             except GetTimeoutError:
                 if self._since(ENDED, replica_id) < patience:
                     return False
-                ray.kill(actor)
-        if not any(found["NodeID"] == node and found["Alive"] for found in ray.nodes()):
-            return True
+            ray.kill(actor)
+        return all(self._ends_on(node, name) for node, name in self._places(replica_id, started))
+
+    def _places(self, replica_id: str, started: Json) -> list[tuple[str, str]]:
+        """Nodes that are alive and may have processes of it, and what those carry there."""
+        alive = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+        beside = started.get("beside")
+        if beside is None:  # it may have been lost before it could say where its further hosts are
+            beside = alive if started.get("hosts", 1) > 1 else []
+            further = [(node, stage_mark(replica_id, n)) for node in beside for n in range(1, int(started["hosts"]))]
+        else:
+            further = [(node, stage_mark(replica_id, number)) for number, node in enumerate(beside, 1)]
+        return [(node, name) for node, name in [(str(started["node"]), replica_id), *further] if node in alive]
+
+    def _ends_on(self, node: str, name: str) -> bool:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         look = ray.remote(end_processes).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         try:
-            return bool(ray.get(look.remote(replica_id), timeout=_ANSWER_SECONDS))
+            return bool(ray.get(look.remote(name), timeout=_ANSWER_SECONDS))
         except RayError:  # its node just went, or is too busy: the next call looks again
             return False
 
-    def _group(self, replica_id: str, resources: dict[str, float], selector: dict[str, str]) -> Any:
-        """All of it on one node at once, or not at all."""
+    def _group(self, replica_id: str, resources: dict[str, float], hosts: int, selector: dict[str, str]) -> Any:
+        """All of it at once, or nothing: on one node, or on as many as there are hosts."""
         name = self._group_name(replica_id)
         try:
             return get_placement_group(name)
         except ValueError:
             return placement_group(
-                [resources], "STRICT_PACK", name=name, lifetime="detached", bundle_label_selector=[selector]
+                [resources] * hosts,
+                "STRICT_PACK" if hosts == 1 else "STRICT_SPREAD",
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=[selector] * hosts,
             )
 
     def _group_name(self, replica_id: str) -> str:

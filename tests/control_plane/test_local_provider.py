@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from control_plane.domain import Description, Phase, ReplicaSpec
+from control_plane.domain import Description, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.local import LocalProvider
 from control_plane.providers.processes import marked, start_time
@@ -18,9 +19,21 @@ from control_plane.security.secret import load_secret
 from tests.control_plane.harness import REPLICA
 
 
-def make(home: Path, *, command: tuple[str, ...] = (sys.executable, str(REPLICA)), grace: float = 5.0) -> LocalProvider:
+def make(
+    home: Path,
+    *,
+    command: tuple[str, ...] = (sys.executable, str(REPLICA)),
+    grace: float = 5.0,
+    accelerators: int | None = None,
+) -> LocalProvider:
     return LocalProvider(
-        home, load_secret(home), regions=["local-eu"], command=command, terminate_grace=grace, log_bytes=8192
+        home,
+        load_secret(home),
+        regions=["local-eu"],
+        command=command,
+        terminate_grace=grace,
+        log_bytes=8192,
+        accelerators=accelerators,
     )
 
 
@@ -100,6 +113,30 @@ async def test_what_cannot_be_started_is_said(provider: LocalProvider, tmp_path:
     with pytest.raises(ProviderError, match="/none/such"):
         await make(tmp_path, command=("/none/such",)).ensure(spec("rep_b"))
     assert (await provider.describe("rep_b")).phase is Phase.ABSENT
+
+
+async def test_replicas_get_accelerators_that_the_fewest_have(tmp_path: Path) -> None:
+    provider = make(tmp_path, accelerators=3)
+    assert Offer("local-eu", "cuda", 3, 0.0) in await provider.offers()
+    for name, gpus, expected in (("rep_a", 2, "0,1"), ("rep_b", 1, "2"), ("rep_c", 2, "0,1"), ("rep_d", 1, "2")):
+        await provider.ensure(replace(spec(name, gpu="cuda"), gpus=gpus))
+        (pid,) = marked("INGLE_REPLICA", name)
+        assert f"CUDA_VISIBLE_DEVICES={expected}".encode() in environment(pid)
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert (b"--stages" in command) is (gpus > 1)
+    await gone(provider, "rep_b")
+    await gone(provider, "rep_d")
+    await make(tmp_path, accelerators=3).ensure(replace(spec("rep_e", gpu="cuda"), gpus=1))  # one that starts anew
+    assert b"CUDA_VISIBLE_DEVICES=2" in environment(marked("INGLE_REPLICA", "rep_e")[0])
+    with pytest.raises(ProviderRefused, match="offers cpu, 3 cuda, not 4 cuda") as refused:
+        await provider.ensure(replace(spec("rep_f", gpu="cuda"), gpus=4))
+    assert refused.value.permanent
+    for name in ("rep_a", "rep_c", "rep_e"):
+        await gone(provider, name)
+
+
+def environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 async def test_logs_are_bounded(tmp_path: Path) -> None:

@@ -20,7 +20,18 @@ import pytest
 from control_plane.domain import ELSEWHERE, Address, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.processes import MARK, marked, start_time
-from control_plane.providers.ray import Node, RayProvider, Spot, keeps_logs, lack_of, offers_of, region_of, resources_of
+from control_plane.providers.ray import (
+    Node,
+    RayProvider,
+    Spot,
+    hosts_of,
+    keeps_logs,
+    lack_of,
+    offers_of,
+    region_of,
+    regions_of,
+    resources_of,
+)
 from control_plane.providers.ray_link import RayLink
 from control_plane.security.certificates import CertificateAuthority
 from control_plane.security.mesh import Mesh, server_name
@@ -97,14 +108,49 @@ def test_a_region_offers_what_its_own_nodes_have(region: str, value: str, offere
         ("cpu", 0, "eu-1", None),
         ("cuda", 4, "eu-1", None),
         ("H100", 1, "eu-1", None),
-        ("cuda", 5, "eu-1", "no node of region eu-1 has 1 CPU, 5 GPU"),
+        ("cuda", 5, "eu-1", "no node of region eu-1 has 1 CPU, 5 GPU, nor have several together"),
         ("B200", 1, "eu-1", "no node of region eu-1 has 1 CPU, 1 GPU, B200"),
         (None, 0, "moon-1", "no node of the cluster is labelled region=moon-1, as region eu-1 asks"),
     ],
 )
 def test_what_no_node_of_a_region_has_is_said(gpu: str | None, gpus: int, value: str, lack: str | None) -> None:
     spot = Spot("region", value, 1.0, 1.0)
-    assert lack_of("eu-1", spot, resources_of(gpu_spec("rep_a", gpu, gpus), spot), NODES) == lack
+    wanted = resources_of(gpu_spec("rep_a", gpu, gpus), spot)
+    assert (lack_of("eu-1", spot, wanted, NODES) if hosts_of(spot, wanted, NODES) is None else None) == lack
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "has", "hosts"),
+    [
+        (None, 0, [0, 0], 1),
+        ("cuda", 2, [1, 2], 1),
+        ("cuda", 2, [1, 1], 2),
+        ("cuda", 3, [2, 2], None),  # not as many on each
+        ("cuda", 6, [2, 1, 2, 2], 3),
+        ("cuda", 8, [4, 4, 2, 2], 2),
+        ("cuda", 8, [4, 2, 2, 2, 2], 4),
+        ("H100", 2, [1, 1], 2),
+        ("cuda", 17, [1] * 17, None),  # more hosts than it may have
+    ],
+)
+def test_it_is_spread_over_the_fewest_hosts_that_can_hold_it(
+    gpu: str | None, gpus: int, has: list[int], hosts: int | None
+) -> None:
+    nodes = [Node({"region": "eu-1"}, {"CPU": 8.0, "GPU": float(count), "accelerator_type:H100": 1.0}) for count in has]
+    assert hosts_of(EU, resources_of(gpu_spec("rep_a", gpu, gpus), EU), nodes) == hosts
+
+
+def test_a_region_offers_what_several_of_its_nodes_have_together() -> None:
+    nodes = [Node({"region": "eu-1"}, {"CPU": 8.0, "GPU": count}) for count in (4.0, 3.0, 1.0)]
+    assert Offer("eu-1", "cuda", 6, 0.0) in offers_of("eu-1", EU, nodes)
+
+
+def test_a_replica_is_where_all_of_its_hosts_are() -> None:
+    spots = {"eu-1": EU, "me-1": Spot("region", "me-1", 1.0, 1.0)}
+    eu, me = {"region": "eu-1"}, {"region": "me-1"}
+    assert regions_of(eu, [eu, eu], spots, "eu-1") == "eu-1"
+    assert regions_of(eu, [eu, me], spots, "eu-1") == "me-1"
+    assert regions_of(eu, [{}], spots, "eu-1") == ELSEWHERE
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def test_what_fits_or_isnt_known_is_let_through(
 @pytest.mark.parametrize(
     ("model", "gpu", "arguments", "param", "says"),
     [
-        ("llama-3.1-70b-instruct", "H100", (), "gpu", "smallest that holds it is MI300X with 192 GB"),
-        ("llama-3.1-8b-instruct", "L4", ("--max-model-len=131072",), "gpu", "smallest that holds it is A100-40GB"),
-        ("qwen3-8b", "l4", ("--precision=float32",), "gpu", "smallest that holds it is A100-40GB"),
-        ("llama-3.1-70b-instruct", "H100", ("--precision", "float32"), "gpu", "no single accelerator"),
+        ("llama-3.1-70b-instruct", "H100", (), "gpu", "is MI300X with 192 GB; of H100 it takes 2$"),
+        ("llama-3.1-8b-instruct", "L4", ("--max-model-len=131072",), "gpu", "nearest that holds it is A100-40GB"),
+        ("qwen3-8b", "l4", ("--precision=float32",), "gpu", "nearest that holds it is A100-40GB"),
+        ("llama-3.1-70b-instruct", "RTX4090", ("--precision", "float32"), "gpu", "is MI300Xx2 with 384 GB$"),
         ("qwen3-8b", "L4", ("--max-model-len=900000",), "engine_args", "context must lie between 1 and"),
         ("qwen3-8b", "L4", ("--precision=packed",), "engine_args", "precision packed runs on CPUs"),
         ("qwen3-8b", "L4", ("--precision=int3",), "engine_args", "precision must be one of"),
