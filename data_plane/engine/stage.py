@@ -64,6 +64,11 @@ def join(address: str, name: str, authority: str) -> int:
 
 def run(link: StageLink) -> int:
     """Serve until the connection ends."""
+    from data_plane.engine import loader
+    from data_plane.models import llama
+
+    # at hand before they are needed, as in an engine that is an ember
+    log.event("imported", loader=loader.__name__, model=llama.__name__)
     link.patience(None)
     stage = Stage()
     while True:

@@ -18,7 +18,7 @@ from tests.sim.crash import points, run_point
 from tests.sim.report import Broken
 from tests.sim.run import run_seed
 
-SEEDS = 160
+SEEDS = 500
 
 
 @pytest.mark.slow
