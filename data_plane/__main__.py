@@ -180,7 +180,7 @@ def _list(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from data_plane.loading.checkpoint import open_checkpoint
+    from data_plane.loading.formats import open_checkpoint
     from data_plane.loading.sources import resolve
 
     path = resolve(options.name)

@@ -14,7 +14,8 @@ from data_plane.engine.runner import Runner
 from data_plane.engine.scheduler import SchedulerLimits
 from data_plane.engine.stages import Stages
 from data_plane.errors import InvalidArgument, NotEnoughMemory
-from data_plane.loading.checkpoint import Checkpoint, open_checkpoint
+from data_plane.loading.checkpoint import Checkpoint
+from data_plane.loading.formats import open_checkpoint
 from data_plane.loading.sources import resolve
 from data_plane.models.packed import PackedLlamaModel, decoder_shape
 from data_plane.models.registry import Model, build, check_family

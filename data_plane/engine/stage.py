@@ -174,7 +174,7 @@ def _load(asked: Open) -> tuple[_Part, Opened]:
 
     from data_plane.engine.loader import is_out_of_memory, room_for
     from data_plane.errors import NotEnoughMemory
-    from data_plane.loading.checkpoint import open_checkpoint
+    from data_plane.loading.formats import open_checkpoint
     from data_plane.loading.sources import resolve
     from data_plane.models.llama import LlamaLayers
     from data_plane.models.registry import check_family

@@ -7,12 +7,11 @@ Weights go by one set of names: `embed.weight`, `norm.weight`, `head.weight`, an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from data_plane.errors import ModelNotFound, ModelUnreadable
+from data_plane.errors import ModelUnreadable
 from data_plane.models.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
@@ -74,19 +73,3 @@ def group_to_8_bits(weight: Array) -> GroupedWeight:
     scale = np.where(np.isfinite(scale), scale, np.abs(grouped).max(axis=2) / 127)
     values = np.rint(grouped / np.maximum(scale, 1e-30)[:, :, None]).clip(-128, 127) + 128
     return GroupedWeight(values.astype(np.uint8).reshape(out, width), scale, scale * -128, 8)
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a .gguf file or a folder with config.json and safetensors.
-
-    Raises ModelNotFound, ModelUnreadable or UnsupportedModel, each naming what to do.
-    """
-    if not path.exists():
-        raise ModelNotFound(f"no model at {path}; check the path, or see `ingle model list`")
-    if path.is_dir():
-        from data_plane.loading.hf import HFCheckpoint
-
-        return HFCheckpoint(path)
-    from data_plane.loading.gguf_checkpoint import GGUFCheckpoint
-
-    return GGUFCheckpoint(path)

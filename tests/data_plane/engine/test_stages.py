@@ -25,7 +25,7 @@ from data_plane.engine.messages import SamplingParams
 from data_plane.engine.stage_link import Hello, StageLink
 from data_plane.engine.stages import Stages, split
 from data_plane.errors import InvalidArgument, ModelNotFound, StageLost
-from data_plane.loading.checkpoint import open_checkpoint
+from data_plane.loading.formats import open_checkpoint
 from tests.data_plane import tiny
 from tests.data_plane.drive import Driver, generate, new_core
 from tests.data_plane.replica import Replica, alive, eventually, running, start
