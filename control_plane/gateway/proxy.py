@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from control_plane.gateway.router import Target
 from control_plane.gateway.snapshot import Key, Route
 from control_plane.gateway.sse import EventRelay, error_frame, parse_usage
 from control_plane.observe import metrics
+from control_plane.observe.logs import event
 from control_plane.security.mesh import PLAIN, Link
 
 _MAX_REPLY = 64 * 1024 * 1024
@@ -27,7 +29,7 @@ _LOST = "the replica that served this request was lost"
 
 
 class _NotSent(Exception):
-    """The replica never saw the request."""
+    """The replica never saw the request, or whoever is at its address took it for a stranger's."""
 
 
 class _Refused(Exception):
@@ -113,9 +115,10 @@ class Proxy:
         self, request: web.BaseRequest, exchange: Exchange, route: Route, key: Key, body: bytes, wait: float
     ) -> web.StreamResponse:
         tried: set[str] = set()
-        lost = False
+        lost: _LostBeforeFirstByte | None = None
         while True:
-            if lost and not self._activator.can_take(route, tried):
+            # where only the connection closed, it may have gone before the request came to it: that is worth a wait
+            if lost and not lost.connection_closed and not self._activator.can_take(route, tried):
                 raise UpstreamError(f"{_LOST}, and no other is ready")
             target = self._activator.try_take(exchange, route, tried)
             if target is None:
@@ -148,7 +151,7 @@ class Proxy:
                     self._activator.failed(route, target)
                 if not loss.connection_closed or self._activator.can_take(route, {*tried, target.id}):
                     tried.add(target.id)
-                lost = True
+                lost = loss
                 metrics.retries.labels(self._region).inc()
             finally:
                 self._activator.done(route, target, exchange.expected_tokens)
@@ -211,7 +214,9 @@ class Proxy:
             raise _LostBeforeFirstByte from error
         try:
             if upstream.status in (401, 403) or 300 <= upstream.status < 400:
-                raise UpstreamError("the replica didn't accept the gateway's request")
+                # the replica went, and its port is somebody else's by now; or it has another token than its gateway
+                event("replica.stranger", level=logging.WARNING, replica=target.id, status=upstream.status)
+                raise _NotSent
             if upstream.status >= 500:
                 await _explain(upstream)
             for name in _PASSED_BACK:

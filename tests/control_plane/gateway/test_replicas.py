@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import aiohttp
 import httpx
@@ -14,7 +18,7 @@ import pytest
 
 from control_plane.client import AdminClient
 from tests.control_plane.gateway.common import CHAT, error_of, replica_address
-from tests.control_plane.harness import Installation, chat, create, until
+from tests.control_plane.harness import Installation, chat, create, serving, until
 
 
 def ready_addresses(admin: AdminClient, name: str, count: int) -> list[str] | None:
@@ -92,6 +96,36 @@ def test_a_request_that_lost_its_replica_is_tried_once_elsewhere(admin: AdminCli
     for _ in range(8):
         assert tenant.post(CHAT, json=chat(model="pair")).status_code == 200
     admin.delete_endpoint("pair")
+
+
+def test_who_came_to_a_lost_replicas_port_is_not_taken_for_it(admin: AdminClient, tenant: httpx.Client) -> None:
+    create(admin, "moved", "fast", idle_timeout=600)
+    asked: list[str] = []
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for _ in range(10):  # until the gateway asks before it has heard that the replica is gone
+        host, port = until(lambda: ready_addresses(admin, "moved", 1), "a replica")[0].split(":")
+        os.kill(httpx.get(f"http://{host}:{port}/health").json()["pid"], signal.SIGKILL)
+        until(partial(is_free, host, int(port)), "its port is free")
+        with HTTPServer((host, int(port)), Stranger) as server, serving(server):
+            assert tenant.post(CHAT, json=chat(model="moved")).status_code == 200
+        if asked:
+            break
+    assert asked == ["/v1/chat/completions"]
+    admin.delete_endpoint("moved")
+
+
+def is_free(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return False
+    return True
 
 
 def test_a_kept_connection_that_closes_as_a_request_goes_out_costs_nothing(
