@@ -297,7 +297,9 @@ async def _api(platform: Platform, stack: AsyncExitStack) -> tuple[str, list[Loo
     operations = [
         *on_endpoints.table(),
         *RolloutOperations(platform.store, on_endpoints.view).table(),
-        *EvidenceOperations(platform.store, settings, platform.exports, signer, platform.providers.describe).table(),
+        *EvidenceOperations(
+            platform.store, settings, platform.exports, signer, platform.providers.describe, platform.providers.kept
+        ).table(),
         *AccountOperations(platform.store, platform.secret).table(),
         *MeteringOperations(platform.store).table(),
         *live.table(),

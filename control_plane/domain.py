@@ -14,7 +14,14 @@ NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$"
 _NAME = re.compile(NAME_PATTERN)
 
 PERMANENT_START_FAILURES = frozenset(
-    {"model_not_found", "model_unreadable", "unsupported_architecture", "invalid_argument", "accelerator_not_offered"}
+    {
+        "model_not_found",
+        "model_unreadable",
+        "unsupported_architecture",
+        "invalid_argument",
+        "accelerator_not_offered",
+        "residency_mismatch",
+    }
 )
 
 
@@ -292,6 +299,7 @@ class Replica:
     """How warm it is, or is to become."""
     woken_at: float | None = None
     """When it was last asked to leave its rung."""
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +317,32 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """Where a replica read its weights: an address, and what its owner calls the region that this is in.
+
+    `NODE` is what its node had, or fetched by itself.
+    """
+
+    source: str
+    region: str | None = None
+
+
+NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that a provider keeps for a replica, such as its secrets: where, and in which region.
+
+    The region is as in `Description`: ours by its name, or the provider's name of another one.
+    """
+
+    what: str
+    where: str
+    region: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """A provider's word on a replica. `phases` holds start-up phases in milliseconds."""
 
@@ -322,6 +356,7 @@ class Description:
     """Where the provider says that it runs; None while it runs nowhere."""
     began_at: float | None = None
     """Since when it costs money by the provider's word, in seconds since the epoch; None where it doesn't say."""
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)

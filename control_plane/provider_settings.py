@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from control_plane.section import HostPort, Name, Seconds, Section
 
@@ -76,6 +76,15 @@ class AwsSettings(Section):
     """How old an instance is, in seconds, before it may count as nobody's."""
     endpoint_url: str | None = None
     """Another place than AWS's own, to try things out."""
+
+    @field_validator("kms_key")
+    @classmethod
+    def _key_is_here(cls, key: str | None, info: ValidationInfo) -> str | None:
+        """An id or an alias is one of the region that is asked; an ARN names its own."""
+        here, parts = info.data.get("aws_region"), (key or "").split(":")
+        if here and parts[0] == "arn" and (len(parts) < 6 or parts[2:4] != ["kms", here]):
+            raise ValueError(f"must be a KMS key in {here}, where aws_region is")
+        return key
 
 
 class KubernetesAccelerator(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from control_plane import domain
 from control_plane.api import schemas
 from control_plane.api.operations import Call, Lines, Operation
-from control_plane.config import Settings
+from control_plane.config import RegionSettings, Settings
 from control_plane.domain import Phase, ReplicaState, Role
 from control_plane.errors import IngleError
 from control_plane.evidence import Writer
@@ -24,6 +25,8 @@ from control_plane.store.models import ReplicaRow
 
 Describe = Callable[[str, str], Awaitable[domain.Description]]
 """Region and replica id → what the provider says of it now. Raises ProviderError, KeyError."""
+WhatIsKept = Callable[[str, str], Awaitable[Sequence[domain.Kept]]]
+"""Region and replica id → where the provider says that it keeps what is the replica's own. Raises the same."""
 Row = TypeVar("Row")
 After = TypeVar("After")
 _AT_ONCE = 16
@@ -31,7 +34,7 @@ _SECONDS = 10.0
 
 
 class EvidenceOperations:
-    """`describe` is the providers', handed in: the API knows none. Their word is believed over our own records."""
+    """`describe` and `kept` are the providers', handed in: the API knows none. Their word is believed over our own."""
 
     def __init__(
         self,
@@ -40,12 +43,14 @@ class EvidenceOperations:
         exports: Mapping[str, Export],
         signer: AuditSigner,
         describe: Describe,
+        kept: WhatIsKept,
     ) -> None:
         self._store = store
         self._settings = settings
         self._exports = exports
         self._signer = signer
         self._describe = describe
+        self._kept = kept
 
     def table(self) -> list[Operation]:
         return [
@@ -147,17 +152,21 @@ class EvidenceOperations:
                 "why": None if export is None else str(export.why)}  # fmt: skip
 
     async def _ask(self, slots: asyncio.Semaphore, row: ReplicaRow) -> dict[str, Any]:
+        word: dict[str, Any] = {"phase": None}
         async with slots:
             try:
                 async with asyncio.timeout(_SECONDS):
                     told = await self._describe(row.region, row.id)
+                    word |= {
+                        "phase": str(told.phase),
+                        "address": None if told.address is None else str(told.address),
+                        "region": told.region or row.region,
+                    }
+                    kept = () if told.phase is Phase.ABSENT else await self._kept(row.region, row.id)
+                    word["keeps"] = [asdict(one) for one in kept]
             except (IngleError, KeyError, TimeoutError) as error:
-                return {"phase": None, "unknown": type(error).__name__}
-        return {
-            "phase": str(told.phase),
-            "address": None if told.address is None else str(told.address),
-            "region": told.region or row.region,
-        }
+                word["unknown"] = type(error).__name__
+        return word
 
     def _replica(self, found: domain.Endpoint, row: ReplicaRow, word: Mapping[str, Any]) -> list[dict[str, Any]]:
         region = self._settings.region(row.region)
@@ -171,15 +180,34 @@ class EvidenceOperations:
             "created_at": iso(row.created_at),
             "ready_at": None if row.ready_at is None else iso(row.ready_at),
             "terminated_at": None if row.terminated_at is None else iso(row.terminated_at),
+            "weights": _weights(row, region),
             "provider_says": dict(word),
             **_residency(found, word.get("region") or row.region),
         }
+        records = [record]
         ended = row.state == ReplicaState.TERMINATED
         runs = word["phase"] not in (None, str(Phase.ABSENT))
-        if ended != runs or word["phase"] is None:
-            return [record]
-        claim = "terminated" if ended else row.state
-        return [record, {"kind": "disagreement", "replica": row.id, "we_say": claim, "provider_says": word["phase"]}]
+        if ended == runs and word["phase"] is not None:
+            claim = "terminated" if ended else row.state
+            records.append(_disagreement(row, claim, word["phase"]))
+        for one in word.get("keeps", ()):
+            if one["region"] != row.region:
+                records.append(
+                    _disagreement(row, f"{one['what']} in {row.region}", f"{one['where']} in {one['region']}")
+                )
+        return records
+
+
+def _weights(row: ReplicaRow, region: RegionSettings | None) -> dict[str, Any] | None:
+    """Where it read them; None where that isn't known, or it never came so far."""
+    if row.weights_from is not None:
+        return {"from": row.weights_from, "region": row.weights_region}
+    on_node = row.ready_at is not None and region is not None and region.provider != "aws"
+    return {"from": domain.NODE, "region": None} if on_node else None
+
+
+def _disagreement(row: ReplicaRow, ours: str, theirs: str) -> dict[str, Any]:
+    return {"kind": "disagreement", "replica": row.id, "we_say": ours, "provider_says": theirs}
 
 
 def _residency(found: domain.Endpoint, region: str) -> dict[str, Any]:

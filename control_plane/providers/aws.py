@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from control_plane.domain import Address, Description, Offer, Phase, ReplicaSpec
+from control_plane.domain import Address, Description, Kept, Offer, Phase, ReplicaSpec
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.observe import metrics
 from control_plane.provider_settings import AwsMachine, AwsSettings
@@ -19,6 +19,7 @@ from control_plane.providers.aws_calls import PAUSE_SECONDS, AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
 from control_plane.providers.aws_marks import ENDED, LIVE, LOGS, REPORTS, STARTED, Marks
+from control_plane.providers.aws_residence import Residence, arn_region
 from control_plane.providers.aws_sight import Instance, Report, Watch, region_of
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.last_logs import tail
@@ -74,6 +75,7 @@ class AwsProvider:
         self._mesh = mesh
         self._link = mesh.link if mesh else PLAIN
         self._calls = AwsCalls(settings.aws_region, settings.endpoint_url, pause=pause)
+        self._residence = Residence(self._calls, settings.bucket)
         self._marks = Marks(self._calls, settings.bucket, installation)
         self._watch = Watch(
             self._calls,
@@ -89,6 +91,7 @@ class AwsProvider:
         self._ended: dict[str, None] = {}
 
     async def offers(self) -> Sequence[Offer]:
+        await self._residence.require()
         await self._calls.call("ec2", "describe_subnets", SubnetIds=list(self._settings.subnets))
         most: dict[str, tuple[int, float]] = {}
         for machine in self._settings.machines:
@@ -157,6 +160,20 @@ class AwsProvider:
             raise ProviderError(f"what {replica_id} logged can't be read", code="logs_unreadable") from None
         return tail(said, position, lines, after), position
 
+    async def kept(self, replica_id: str) -> Sequence[Kept]:
+        """Where AWS says that its marks, logs and secrets are. Raises AwsFault, ProviderRefused."""
+        bucket = f"s3://{self._settings.bucket}"
+        found = [Kept("marks and logs", bucket, self._ours(await self._residence.bucket()))]
+        try:
+            secret = await self._calls.call("secretsmanager", "describe_secret", SecretId=self._name(replica_id))
+        except AwsFault as fault:
+            if fault.kind is Kind.MISSING:
+                return found
+            raise
+        copies = [str(copy["Region"]) for copy in secret.get("ReplicationStatus", ())]
+        places = [arn_region(str(secret["ARN"])), *copies]
+        return [*found, *(Kept("secrets", "AWS Secrets Manager", self._ours(place)) for place in places)]
+
     async def close(self) -> None:
         """Let go of AWS. Replicas stay."""
         self._calls.close()
@@ -169,6 +186,7 @@ class AwsProvider:
                 permanent=True,
             )
         machines = fitting(spec, self._settings.machines)
+        await self._residence.require()
         ended, started = await asyncio.gather(
             self._marks.has(ENDED, spec.replica_id), self._marks.has(STARTED, spec.replica_id)
         )
@@ -257,9 +275,12 @@ class AwsProvider:
         return replace(said.found, address=address, region=where, began_at=began)
 
     def _region_of(self, instance: Instance) -> str | None:
-        """By its zone: this region, or AWS's name of another one. None where AWS doesn't say."""
-        where = region_of(instance.zone)
-        return self._region if where == self._settings.aws_region else where or None
+        """By its zone. None where AWS doesn't say."""
+        return self._ours(region_of(instance.zone)) or None
+
+    def _ours(self, where: str) -> str:
+        """This region where it is that, or AWS's name of another one."""
+        return self._region if where == self._settings.aws_region else where
 
     def _name(self, replica_id: str) -> str:
         return f"ingle/{self._installation}/{replica_id}"
@@ -270,12 +291,19 @@ class AwsProvider:
         key = {"KmsKeyId": self._settings.kms_key} if self._settings.kms_key else {}
         tags = [{"Key": "ingle:installation", "Value": self._installation}]
         try:
-            await self._calls.call("secretsmanager", "create_secret", Name=name, SecretString=value, Tags=tags, **key)
+            answer = await self._calls.call(
+                "secretsmanager", "create_secret", Name=name, SecretString=value, Tags=tags, **key
+            )
         except AwsFault as fault:
             if fault.kind is not Kind.TAKEN:
                 raise
-            await self._calls.call("secretsmanager", "put_secret_value", SecretId=name, SecretString=value)
+            answer = await self._calls.call("secretsmanager", "put_secret_value", SecretId=name, SecretString=value)
         self._remember_sent(replica_id, value)
+        try:
+            self._residence.require_secret(answer)
+        except ProviderRefused:
+            await self._clear(replica_id)
+            raise
 
     async def _renew(self, replica_id: str) -> None:
         value = await asyncio.to_thread(self._equipment, replica_id)

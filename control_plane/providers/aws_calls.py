@@ -21,6 +21,8 @@ _TOTAL_SECONDS = 15.0
 PAUSE_SECONDS = 0.25
 _MOST_PAUSE = 4.0
 _AGAIN = frozenset({Kind.THROTTLED, Kind.PASSING})
+BUCKET_REGION = "x-amz-bucket-region"
+"""The header by which S3 says where a bucket is."""
 
 
 class AwsCalls:
@@ -84,9 +86,12 @@ class AwsCalls:
                 answer["Body"] = answer["Body"].read()
         except ClientError as error:
             said = error.response.get("Error", {})
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            about = error.response.get("ResponseMetadata", {})
+            status = int(about.get("HTTPStatusCode", 0))
             code = str(said.get("Code", status))
-            raise AwsFault(operation, kind_of(code, status), code, str(said.get("Message", ""))) from None
+            place = str(about.get("HTTPHeaders", {}).get(BUCKET_REGION, ""))
+            message = str(said.get("Message", ""))
+            raise AwsFault(operation, kind_of(code, status), code, message, bucket_region=place) from None
         except NoCredentialsError as error:
             raise AwsFault(operation, Kind.DENIED, "NoCredentials", str(error)) from None
         except BotoCoreError as error:

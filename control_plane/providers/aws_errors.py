@@ -27,11 +27,13 @@ class Kind(StrEnum):
 class AwsFault(ProviderError):
     """A call that failed. `aws_code` is AWS's own word, such as `UnauthorizedOperation`.
 
-    `repeated` says that an attempt before may have taken effect, without an answer.
+    `repeated` says that an attempt before may have taken effect, without an answer; `bucket_region` is where S3 said
+    that its bucket is, if it did.
     """
 
-    def __init__(self, operation: str, kind: Kind, aws_code: str, message: str) -> None:
+    def __init__(self, operation: str, kind: Kind, aws_code: str, message: str, *, bucket_region: str = "") -> None:
         super().__init__(f"AWS {operation}: {aws_code}: {message}"[:400], code=kind.value)
+        self.bucket_region = bucket_region
         self.kind = kind
         self.aws_code = aws_code
         self.repeated = False

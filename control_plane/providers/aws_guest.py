@@ -21,12 +21,13 @@ from typing import Any
 
 import aiohttp
 
-from control_plane.domain import Description, Phase, ReplicaSpec
+from control_plane.domain import NODE, Description, Phase, ReplicaSpec, Weights
 from control_plane.errors import ProviderError
 from control_plane.observe.logs import event
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_marks import ALIVE, CONTROLLER, ENDED, LOGS, REPORTS, STARTED, Marks
-from control_plane.providers.aws_weights import local_model
+from control_plane.providers.aws_residence import Residence
+from control_plane.providers.aws_weights import bucket_key, local_model
 from control_plane.providers.base import stage_flags
 from control_plane.providers.delivered import Delivered, OneToken
 from control_plane.providers.local import LocalProvider
@@ -82,6 +83,7 @@ class Guest:
         self._reported: tuple[Description, float] | None = None
         self._logged = (0, float("-inf"))
         self._word = ""
+        self._weights: Weights | None = None
         self._notice = ""
 
     async def run(self) -> None:
@@ -127,7 +129,12 @@ class Guest:
 
     async def _here(self) -> ReplicaSpec:
         """The spec in this machine's words: weights are a path, the accelerator is a device, the port is fixed."""
-        model = await local_model(self._calls, self._order["bucket"], self._spec.model, self._home / "weights")
+        bucket = self._order["bucket"]
+        # a client of S3 follows a bucket to wherever it is
+        region = await Residence(self._calls, bucket).require()
+        model = await local_model(self._calls, bucket, self._spec.model, self._home / "weights")
+        own_files = model == self._spec.model
+        self._weights = Weights(NODE) if own_files else Weights(f"s3://{bucket}/{bucket_key(self._spec.model)}", region)
         device = "cpu" if self._spec.gpu in (None, "cpu") else "cuda"
         own = ("--port", str(self._order["port"]), "--device", device, *stage_flags(self._spec))
         return replace(self._spec, model=model, gpu=None, gpus=0, engine_args=(*own, *self._spec.engine_args))
@@ -143,7 +150,7 @@ class Guest:
             now = time.monotonic()
             try:
                 if self._local is not None:
-                    await self._report(await self._local.describe(self._id))
+                    await self._report(replace(await self._local.describe(self._id), weights=self._weights))
                 if now >= self._logged[1] + _LOG_SECONDS:
                     await self._keep_logs(now)
                 if now >= word_at:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from control_plane.domain import Description, Phase
+from control_plane.domain import Description, Phase, Weights
 from control_plane.providers.aws_calls import AwsCalls
 from control_plane.providers.aws_launch import INSTALLATION, REGION, REPLICA
 from control_plane.providers.aws_marks import ALIVE, CONTROLLER, LIVE, REPORTS, Marks
@@ -159,12 +159,17 @@ def region_of(zone: str) -> str:
     return found[0] if found else ""
 
 
+def _weights(said: Mapping[str, Any]) -> Weights:
+    region = said.get("region")
+    return Weights(str(said["source"])[:1000], None if region is None else str(region)[:32])
+
+
 def report_of(body: bytes) -> Report:
     """Nothing said, where it can't be read. An instance isn't trusted to say where it is, nor that it costs nothing."""
     try:
         said = json.loads(body)
         phase = Phase(said["phase"])
-        took = said.get("startup_ms")
+        took, weights = said.get("startup_ms"), said.get("weights")
         return Report(
             str(said["instance"]),
             Description(
@@ -173,6 +178,7 @@ def report_of(body: bytes) -> Report:
                 phases={str(name)[:64]: float(took) for name, took in list(said["phases"].items())[:32]},
                 code=str(said["code"])[:64] if said.get("code") else None,
                 message=str(said.get("message") or "")[:1000],
+                weights=None if weights is None else _weights(weights),
             ),
         )
     except (ValueError, TypeError, KeyError, AttributeError):

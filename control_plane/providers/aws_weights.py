@@ -18,7 +18,7 @@ async def local_model(calls: AwsCalls, bucket: str, model: str, folder: Path) ->
 
     Raises AwsFault; ProviderError where a name among them leads elsewhere.
     """
-    prefix = f"weights/{model}"
+    prefix = bucket_key(model)
     found = await calls.pages("s3", "list_objects_v2", "Contents", _MOST_FILES, Bucket=bucket, Prefix=prefix)
     sizes = {str(one["Key"]): int(one["Size"]) for one in found}
     own = {
@@ -33,6 +33,10 @@ async def local_model(calls: AwsCalls, bucket: str, model: str, folder: Path) ->
         if not path.exists() or path.stat().st_size != size:
             await _download(calls, bucket, key, size, path)
     return str(folder / prefix)
+
+
+def bucket_key(model: str) -> str:
+    return f"weights/{model}"
 
 
 async def _download(calls: AwsCalls, bucket: str, key: str, size: int, path: Path) -> None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TypeAlias
 
 from control_plane.config import Settings
-from control_plane.domain import Description, Offer
+from control_plane.domain import Description, Kept, Offer
 from control_plane.errors import ConfigError, IngleError
 from control_plane.observe import metrics
 from control_plane.observe.exports import Export
@@ -39,6 +39,18 @@ class Providers:
     async def describe(self, region: str, replica_id: str) -> Description:
         """What the region's provider says of a replica. Raises ProviderError; KeyError for a region that is gone."""
         return await self.by_region[region].describe(replica_id)
+
+    async def kept(self, region: str, replica_id: str) -> Sequence[Kept]:
+        """Where the region's provider keeps what is a replica's own. Raises ProviderError; KeyError as `describe`."""
+        provider = self.by_region[region]
+        if isinstance(provider, AwsProvider):
+            return await provider.kept(replica_id)
+        places = {
+            LocalProvider: "the control plane's machine",
+            RayProvider: "its node",
+            KubernetesProvider: "its cluster",
+        }
+        return [Kept("secrets", place, region) for kind, place in places.items() if isinstance(provider, kind)]
 
     async def logs(self, region: str, replica_id: str, lines: int, after: int | None) -> tuple[list[str], int]:
         """What a replica logged and the position to go on after; nothing where its region is gone or silent."""

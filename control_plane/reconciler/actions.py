@@ -156,6 +156,9 @@ class Draft:
         address = written.pop("address", None)
         if address is not None:
             written |= {"host": address.host, "port": address.port}
+        weights = written.pop("weights", None)
+        if weights is not None:
+            written |= {"weights_from": weights.source, "weights_region": weights.region}
         self.actions.append(ChangeReplica(replica.id, written, code, reason))
         return after
 

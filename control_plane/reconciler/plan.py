@@ -186,6 +186,7 @@ def _step_ready(draft: Draft, replica: Replica, seen: Seen, now: float) -> None:
     began = replica.woken_at if rested and replica.woken_at is not None else replica.created_at
     total_ms = round((now - began) * 1000, 1)
     changes: dict[str, Any] = {"ready_at": now, "rung": Rung.HOT, "woken_at": None}
+    changes |= {"weights": seen.description.weights or replica.weights}
     if not rested:
         changes |= {"address": seen.description.address, "startup_ms": total_ms}
     draft.change(replica, None, f"answers at {seen.description.address}", state=ReplicaState.READY, **changes)

@@ -208,6 +208,8 @@ class ReplicaRow(Base):
     busy: Mapped[int]
     rung: Mapped[str] = mapped_column(default="hot", server_default="hot")
     woken_at: Mapped[float | None]
+    weights_from: Mapped[str | None] = mapped_column(Long)
+    weights_region: Mapped[str | None]
 
     __table_args__ = (Index("ix_replicas_endpoint_id_state", "endpoint_id", "state"),)
 

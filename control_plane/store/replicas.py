@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Address, Endpoint, Replica, ReplicaState, Rung
+from control_plane.domain import Address, Endpoint, Replica, ReplicaState, Rung, Weights
 from control_plane.store.models import ReplicaRow, table_of
 
 _REPLICAS = table_of(ReplicaRow)
@@ -38,6 +38,7 @@ def to_replica(row: Row[Any]) -> Replica:
         busy=row.busy,
         rung=Rung(row.rung),
         woken_at=row.woken_at,
+        weights=None if row.weights_from is None else Weights(row.weights_from, row.weights_region),
     )
 
 

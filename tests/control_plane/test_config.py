@@ -14,6 +14,7 @@ AWS = (
     '{"aws_region": "eu-central-1", "bucket": "b-1", "launch_template": "lt-0123456789abcdef0",'
     ' "subnets": ["subnet-0123456789abcdef0"], "machines": [{"type": "g6.xlarge", "accelerator": "L4"}]}'
 )
+AWS_KEY_ELSEWHERE = AWS.replace("{", '{"kms_key": "arn:aws:kms:us-east-1:123456789012:key/k-1", ', 1)
 RAY = '{"address": "127.0.0.1:6379", "token_file": "/none/token"}'
 
 
@@ -70,6 +71,10 @@ def test_regions_take_the_next_ports_unless_they_have_their_own(tmp_path: Path) 
         (
             {"INGLE_REGIONS": f'[{{"name": "a", "provider": "aws", "aws": {AWS.replace("lt-", "ec2-")}}}]'},
             "regions.0.aws.launch_template",
+        ),
+        (
+            {"INGLE_REGIONS": f'[{{"name": "a", "provider": "aws", "aws": {AWS_KEY_ELSEWHERE}}}]'},
+            "regions.0.aws.kms_key: must be a KMS key in eu-central-1",
         ),
         ({"INGLE_REGIONS": '[{"name": "a", "provider": "ray", "ray": {"token_file": "t"}}]'}, "regions.0.ray.address"),
         ({"INGLE_REGIONS": '[{"name": "a", "ray": {"address": "h:1", "token_file": "t", "cpus": 0}}]'}, "ray.cpus"),

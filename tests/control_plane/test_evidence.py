@@ -6,6 +6,7 @@ import io
 import json
 import random
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from control_plane.api.idempotency import Once
 from control_plane.api.operations import Actor, Call
 from control_plane.client import AdminClient
 from control_plane.config import load_settings
-from control_plane.domain import Description, Phase, Role, Rung
+from control_plane.domain import Description, Kept, Phase, Role, Rung
 from control_plane.errors import InvalidInput, NotFound, Unavailable
 from control_plane.evidence import Verdict, Writer, lines_of, verify
 from control_plane.security.audit import AuditSigner
@@ -123,8 +124,11 @@ async def test_all_that_is_on_record_is_told_page_by_page(
         asked.append(replica_id)
         return Description(Phase.ABSENT)
 
+    async def kept(region: str, replica_id: str) -> Sequence[Kept]:
+        raise AssertionError("of what is gone nothing is kept")
+
     settings = load_settings({"home": tmp_path}, {})
-    operations = EvidenceOperations(store, settings, {}, SIGNER, describe)
+    operations = EvidenceOperations(store, settings, {}, SIGNER, describe, kept)
     endpoint = await make_endpoint(store)
     async with store.write() as session:
         for number in range(5):
@@ -229,6 +233,9 @@ def test_an_endpoint_leaves_evidence(platform: Installation, admin: AdminClient,
     assert (first["state"], first["provider_says"]["phase"]) == ("terminated", "absent")
     assert (second["state"], second["provider_says"]["phase"]) == ("ready", "running")
     assert all(record["within_region"] for record in (first, second, *by_kind["traffic"]))
+    assert [record["weights"] for record in (first, second)] == [{"from": "node", "region": None}] * 2
+    (kept,) = second["provider_says"]["keeps"]
+    assert (kept["what"], kept["where"], kept["region"]) == ("secrets", "the control plane's machine", "local-eu")
     assert [(use["key_id"], use["requests"]) for use in by_kind["traffic"]] == [(key.id, 1)]
     assert {change["action"] for change in by_kind["change"]} >= {"endpoint.create", "endpoint.sleep", "endpoint.wake"}
     assert "disagreement" not in by_kind

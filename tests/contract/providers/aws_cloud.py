@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.contract.providers.aws_proxy import AwsProxy
 from tests.control_plane.harness import Aws
 
 MakeAws = Callable[..., AwsProvider]
+ELSEWHERE, BUCKET_ELSEWHERE = "us-west-2", "weights-far-away"
 TEMPLATE = Path(__file__).parents[3] / "infra" / "aws" / "region.yaml"
 # Instances have addresses of the loopback interface, so that what they listen at can be reached.
 PARAMETERS = {
@@ -73,6 +74,8 @@ def cloud_of(aws: Aws, folder: Path) -> Iterator[Cloud]:
     proxy = AwsProxy(aws.url, Machines(folder / "programs", aws.environment, minute=1.0))
     ec2 = aws.client("ec2")
     proxy.machines.terminate = lambda instance: ec2_end(proxy, ec2, instance)
+    elsewhere = replace(aws, region=ELSEWHERE).client("s3")
+    elsewhere.create_bucket(Bucket=BUCKET_ELSEWHERE, CreateBucketConfiguration={"LocationConstraint": ELSEWHERE})
     with proxy.running():
         yield Cloud(aws, proxy, deployed(aws))
 

@@ -38,7 +38,8 @@ class Fault:
     `code` is answered with `status`, and nothing done. With `drop` it is done and the answer lost; with `silent`
     nothing is done, nor answered; with `cut` the same, at once. With `blind` no instances are found, as of those that
     were just made. `before` comes before it is done.
-    Of `rewrite` the first is told as the second.
+    Of `rewrite` the first is told as the second; `headers` are in the answer, and those of before with the same names
+    aren't.
     """
 
     action: str
@@ -52,6 +53,7 @@ class Fault:
     rewrite: tuple[str, str] | None = None
     before: Callable[[], object] | None = None
     where: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class AwsProxy:
             self.quiet.wait(_MOST_SILENCE)
             return None
         if fault is not None and fault.code:
-            return Answer(fault.status, [], (call.error % (fault.code, "as ordered")).encode())
+            return Answer(fault.status, [*fault.headers.items()], (call.error % (fault.code, "as ordered")).encode())
         if fault is not None and fault.blind:
             return Answer(200, [("Content-Type", "text/xml")], _NOTHING)
         if fault is not None and fault.before is not None:
@@ -148,6 +150,9 @@ class AwsProxy:
         if fault is not None and fault.rewrite is not None:
             before, after = (text.encode() for text in fault.rewrite)
             made.body = made.body.replace(before, after)
+        if fault is not None and fault.headers:
+            made.headers = [(name, value) for name, value in made.headers if name.lower() not in fault.headers]
+            made.headers += fault.headers.items()
         return None if fault is not None and fault.drop else made
 
     def _take(self, call: Call) -> Fault | None:

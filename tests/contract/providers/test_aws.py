@@ -79,7 +79,7 @@ async def test_an_answer_that_never_comes_is_asked_for_again_by_another_controll
     assert (await cooled.describe(one)).phase is Phase.STARTING
 
 
-@pytest.mark.parametrize("calls", range(1, 9))
+@pytest.mark.parametrize("calls", range(1, 10))
 async def test_wherever_a_controller_is_cut_off_another_one_starts_it_once_or_ends_all_of_it(
     make: MakeAws, cloud: Cloud, one: str, installation: str, calls: int
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from control_plane.client import AdminClient
 from control_plane.providers.processes import marked
-from tests.contract.providers.aws_cloud import Cloud
+from tests.contract.providers.aws_cloud import BUCKET_ELSEWHERE, Cloud
 from tests.contract.providers.aws_machines import MACHINE
 from tests.contract.providers.aws_proxy import Fault
 from tests.control_plane.harness import Installation, chat, create, installed, until
@@ -28,6 +28,8 @@ def home_on_aws(cloud: Cloud, tmp_path: Path, request: pytest.FixtureRequest) ->
 
 
 def test_an_endpoint_on_an_instance_answers_and_leaves_nothing(home_on_aws: Installation, cloud: Cloud) -> None:
+    s3, bucket = cloud.aws.client("s3"), cloud.outputs["Bucket"]
+    s3.put_object(Bucket=bucket, Key="weights/fast/model.gguf", Body=b"weights")
     home_on_aws.up()
     with home_on_aws.admin() as admin:
         regions = {region.name: region for region in admin.regions()}
@@ -45,8 +47,17 @@ def test_an_endpoint_on_an_instance_answers_and_leaves_nothing(home_on_aws: Inst
             lambda: any("starting" in line for logs in admin.logs("far") for line in logs.lines),
             "what it logged is told",
         )
+        evidence = [json.loads(line)["content"] for line in admin.evidence("far")]
+        (told,) = [one for one in evidence if one["kind"] == "replica"]
+        assert told["weights"] == {"from": f"s3://{bucket}/weights/fast", "region": cloud.aws.region}
+        assert {(kept["what"], kept["region"]) for kept in told["provider_says"]["keeps"]} == {
+            ("marks and logs", "de-1"),
+            ("secrets", "de-1"),
+        }
+        assert "disagreement" not in {one["kind"] for one in evidence}
         admin.delete_endpoint("far")
         until(lambda: "far" not in {one.name for one in admin.endpoints()}, "it is deleted")
+    s3.delete_object(Bucket=bucket, Key="weights/fast/model.gguf")
     assert not marked(MACHINE, instance["InstanceId"])
     assert [one["State"]["Name"] for one in cloud.instances(replica=replica.id)] == ["terminated"]
     assert not [name for name in cloud.secrets() if replica.id in name]
@@ -119,3 +130,18 @@ def test_a_quota_is_told_with_its_reason(home_on_aws: Installation, cloud: Cloud
         until(lambda: "many" not in {one.name for one in admin.endpoints()}, "it is deleted")
     cloud.proxy.forgive()
     assert cloud.instances(endpoint="many") == []
+
+
+@pytest.mark.parametrize("home_on_aws", [{"bucket": BUCKET_ELSEWHERE}], indirect=True)
+def test_a_bucket_elsewhere_is_told_and_nothing_is_launched(home_on_aws: Installation, cloud: Cloud) -> None:
+    home_on_aws.up()
+    with home_on_aws.admin() as admin:
+        (region,) = [region for region in admin.regions() if region.name == "de-1"]
+        assert (region.reachable, region.trouble) == (
+            False,
+            "bucket weights-far-away is in us-west-2, not in eu-central-1",
+        )
+        admin.create_endpoint({"name": "astray", "region": "de-1", "model": "fast", "min_replicas": 1})
+        until(lambda: admin.endpoint("astray").state == "failed", "it is given up")
+        assert admin.endpoint("astray").reason.code == "residency_mismatch"
+    assert cloud.instances(endpoint="astray") == []
