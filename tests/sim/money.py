@@ -81,10 +81,15 @@ class Stop:
         self._since: dict[str, float] = {}
 
     def check(self, reader: sqlite3.Connection, now: float, *, exact: bool) -> None:
-        """While nothing is wrong. Where clocks are set or askew (not `exact`), what was spent is not to be known."""
+        """While nothing is wrong. Where clocks are set or askew (not `exact`), what was spent is not to be known.
+
+        What stood without a row is drift, told in money, and not the endpoint's bill.
+        """
+        drift = strangers(reader)
         for name, limit, stopped_at in reader.execute(_BOUNDS):
             own = [machine for machine in self._cloud.machines.values() if machine.endpoint == name]
-            spent = exact and limit is not None and sum(charged(machine, 0.0, now) for machine in own) >= limit
+            billed = sum(charged(machine, 0.0, now) for machine in own if machine.replica_id not in drift)
+            spent = exact and limit is not None and billed >= limit
             standing = [machine for machine in own if self._cloud.exists(machine.replica_id)]
             if not standing or (stopped_at is None and not spent):
                 self._since.pop(name, None)
