@@ -18,6 +18,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from control_plane.domain import Address
 from control_plane.errors import ConfigError
+from control_plane.jurisdiction import Jurisdiction
 from control_plane.provider_settings import AwsSettings, KubernetesSettings, RaySettings
 from control_plane.section import Collector, Domain, HostPort, Name, Network, Seconds, Section
 
@@ -51,11 +52,21 @@ class KeyringSettings(Section):
     endpoint_url: str | None = None
 
 
+class BackupSettings(Section):
+    """Where backups are kept."""
+
+    jurisdiction: Jurisdiction | None = None
+    """Whose law holds there. Where a region has a jurisdiction there is no backup without this."""
+    accepts: tuple[str, ...] = Field(default=(), max_length=100)
+    """Jurisdictions whose records may lie there though it isn't theirs, and regions that these settings had: somebody
+    answers for that. It is on record with each backup."""
+
+
 class RegionSettings(Section):
     """A region: where its replicas run and where its gateway listens."""
 
     name: Name
-    jurisdiction: str | None = Field(None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
+    jurisdiction: Jurisdiction | None = None
     """Whose law holds there: an ISO 3166 code, such as DE or AE-DU, or EU."""
     provider: Literal["local", "ray", "aws", "kubernetes"] = "local"
     ray: RaySettings | None = None
@@ -200,7 +211,7 @@ class Timing(Section):
     stop_grace: Seconds = 15.0
 
 
-_LISTS = ("regions", "replica_command", "trusted_proxies", "receivers")
+_LISTS = ("regions", "replica_command", "trusted_proxies", "receivers", "accepts")
 
 
 class Settings(Section):
@@ -224,6 +235,7 @@ class Settings(Section):
     replica_certificate_seconds: Seconds = 86_400.0
     """Lifetime of the certificates that gateways, controllers and replicas show one another."""
     keyring: KeyringSettings = KeyringSettings()
+    backup: BackupSettings = BackupSettings()
     alerts: AlertSettings = AlertSettings()
     limits: Limits = Limits()
     timing: Timing = Timing()

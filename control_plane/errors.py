@@ -19,6 +19,7 @@
     │   ├── EndpointUnavailable 503  exit 1   starting, paused, failed or without capacity: the code says which
     │   ├── Overloaded          503  exit 1
     │   └── StoreUnavailable    503  exit 1
+    ├── DamagedBackup           500  exit 1   a backup that was changed or cut, or isn't one
     ├── LeaseLost               500  exit 1   another controller took the row: stop working on it
     ├── ProviderError           500  exit 1   a passing fault of a provider
     │   └── ProviderRefused     500  exit 1   nothing was created: no capacity, or (permanent) never will be
@@ -147,6 +148,10 @@ class Overloaded(Unavailable):
 
 class StoreUnavailable(Unavailable):
     default_code = "store_unavailable"
+
+
+class DamagedBackup(IngleError):
+    default_code = "backup_damaged"
 
 
 class LeaseLost(IngleError):

@@ -16,12 +16,13 @@ from control_plane.config import RegionSettings, Settings
 from control_plane.domain import Phase, ReplicaState, Role
 from control_plane.errors import IngleError
 from control_plane.evidence import Writer
+from control_plane.jurisdiction import within
 from control_plane.observe.exports import Export
 from control_plane.observe.logs import iso, redact
 from control_plane.security.audit import AuditSigner
-from control_plane.store import evidence
+from control_plane.store import backups, evidence
 from control_plane.store.database import Store
-from control_plane.store.models import ReplicaRow
+from control_plane.store.models import AuditRow, ReplicaRow
 
 Describe = Callable[[str, str], Awaitable[domain.Description]]
 """Region and replica id → what the provider says of it now. Raises ProviderError, KeyError."""
@@ -106,6 +107,10 @@ class EvidenceOperations:
             lambda session, after: evidence.deletions_of(session, found.id, after), 0, lambda row: row.id
         ):
             yield [{"kind": "deleted", "at": iso(row.at), "what": row.message} for row in deletions]
+        async for made in self._pages(
+            lambda session, after: backups.backups_since(session, found.created_at, after), 0, lambda row: row.seq or 0
+        ):
+            yield [self._backup(found, row) for row in made]
         async for audited in self._pages(
             lambda session, after: evidence.audit_of(session, found, after), 0, lambda row: row.seq or 0
         ):
@@ -150,6 +155,20 @@ class EvidenceOperations:
         endpoint = None if export is None or export.endpoint is None else redact(export.endpoint)
         return {"kind": "exported", "what": "spans and metrics", "region": region, "to": endpoint,
                 "why": None if export is None else str(export.why)}  # fmt: skip
+
+    def _backup(self, found: domain.Endpoint, row: AuditRow) -> dict[str, Any]:
+        """Made while this endpoint's records were there, or may have been."""
+        region = self._settings.region(found.region)
+        place = row.detail.get("jurisdiction")
+        return {
+            "kind": "backup",
+            "at": iso(row.at),
+            "digest": row.detail.get("digest"),
+            "jurisdiction": place,
+            "within_jurisdiction": region is not None and within(place, region.jurisdiction),
+            "accepts": row.detail.get("accepts"),
+            "audit_seq": row.seq,
+        }
 
     async def _ask(self, slots: asyncio.Semaphore, row: ReplicaRow) -> dict[str, Any]:
         word: dict[str, Any] = {"phase": None}

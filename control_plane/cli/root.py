@@ -9,6 +9,7 @@ import typer
 from control_plane.cli import (
     account,
     alert,
+    backup,
     bench,
     dashboard,
     doctor,
@@ -52,6 +53,7 @@ app.command("up")(run.up)
 app.add_typer(run.serve_app, name="serve")
 app.add_typer(run.db_app, name="db")
 app.add_typer(run.keyring_app, name="keyring")
+app.add_typer(backup.app, name="backup")
 app.add_typer(platform.region_app, name="region")
 rollout.add_to(endpoint.app)
 spec.add_to(app)

@@ -35,7 +35,7 @@ def up(
     output: options.Output = options.Format.TABLE,
 ) -> None:
     """Run everything in this process: admin API, controller and every region's gateway."""
-    settings = _settings(home, gateway, admin)
+    settings = local_settings(home, gateway=gateway, admin=admin)
     from control_plane.app import Role, only_one, serve
     from control_plane.bootstrap import bootstrap
 
@@ -74,7 +74,7 @@ def serve_api(home: options.Home = None, admin: options.Admin = None) -> None:
     from control_plane.app import Role
     from control_plane.bootstrap import bootstrap
 
-    settings = _settings(home, None, admin)
+    settings = local_settings(home, admin=admin)
 
     async def ready(running: Running) -> None:
         await bootstrap(running.platform, running.admin_url or "", first_key=False)
@@ -92,7 +92,7 @@ def serve_gateway(
     """Gateways, one listener a region."""
     from control_plane.app import Role
 
-    settings = _settings(home, gateway, None)
+    settings = local_settings(home, gateway=gateway)
     names = region or [item.name for item in settings.regions]
     for name in names:
         settings.gateway_address(name)
@@ -111,7 +111,7 @@ def serve_controller(home: options.Home = None) -> None:
     async def ready(running: Running) -> None:
         print(json.dumps({"event": "ready", "role": "controller"}), flush=True)
 
-    _serve(_settings(home, None, None), Role.CONTROLLER, [], ready)
+    _serve(local_settings(home), Role.CONTROLLER, [], ready)
 
 
 @db_app.command("upgrade")
@@ -167,18 +167,20 @@ def _show_schema(current: str | None, head: str | None, fine: bool, output: opti
     show_one(Schema(current=current, head=head, up_to_date=fine), output)
 
 
-def _settings(home: Path | None, gateway: str | None, admin: str | None) -> Settings:
+def local_settings(home: Path | None, keyring: Path | None = None, **given: str | None) -> Settings:
+    """Of the installation at `home`, for what works on it right here."""
     from control_plane.config import load_settings
     from control_plane.observe.logs import set_up_logs
 
     os.umask(0o077)  # what an installation writes is its owner's alone
-    settings = load_settings({"home": home, "gateway": gateway, "admin": admin})
+    keys = None if keyring is None else {"file": keyring}
+    settings = load_settings({"home": home, "keyring": keys, **given})
     set_up_logs(settings.log_level)
     return settings
 
 
 def _prepared(home: Path | None) -> Settings:
-    settings = _settings(home, None, None)
+    settings = local_settings(home)
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

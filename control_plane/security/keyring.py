@@ -62,10 +62,11 @@ class LocalKeeper:
         return key_id.encode() + b":" + nonce + AESGCM(key).encrypt(nonce, data_key, name.encode())
 
     def unwrap(self, wrapped: bytes, name: str) -> bytes:
-        key_id, _, rest = wrapped.partition(b":")
-        key = self._keys().get(key_id.decode())
+        named, _, rest = wrapped.partition(b":")
+        key_id = named.decode(errors="replace")
+        key = self._read().get(key_id)
         if key is None:
-            raise ConfigError(f"{self._path} has no key {key_id.decode()}: restore it from a backup", param="keyring")
+            raise ConfigError(f"{self._path} has no key {key_id!r}: restore it from a backup", param="keyring")
         return AESGCM(key).decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], name.encode())
 
     def rotate(self) -> str:
@@ -191,11 +192,11 @@ class Keyring:
 
     def _open(self, block: bytes, name: str) -> bytes:
         envelope = _parsed(block)
-        sealed = base64.b64decode(envelope["sealed"])
         try:
+            sealed = base64.b64decode(envelope["sealed"])
             key = AESGCM(self._data_key(envelope, name))
             return key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], name.encode())
-        except InvalidTag:
+        except (InvalidTag, ValueError):
             raise ConfigError(f"{name} was changed, or sealed by another installation", param="keyring") from None
 
     def _data_key(self, envelope: Mapping[str, str], name: str) -> bytes:
