@@ -20,7 +20,7 @@ from control_plane.domain import Address
 from control_plane.errors import ConfigError
 from control_plane.jurisdiction import Jurisdiction
 from control_plane.provider_settings import AwsSettings, KubernetesSettings, RaySettings
-from control_plane.section import Collector, Domain, HostPort, Name, Network, Seconds, Section
+from control_plane.section import Collector, Domain, HostPort, Name, Network, Seconds, Section, arn_region
 
 
 class AcmeSettings(Section):
@@ -50,6 +50,13 @@ class KeyringSettings(Section):
     """An id, an ARN or an alias. What was sealed by the local keys is still opened; `ingle keyring rotate` moves it."""
     aws_region: str | None = None
     endpoint_url: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the keys are: of the installation, not of a region."""
+        if self.kms_key is None:
+            return "the control plane's machine"
+        return f"AWS KMS in {arn_region(self.kms_key) or self.aws_region or 'the region that the environment names'}"
 
 
 class BackupSettings(Section):

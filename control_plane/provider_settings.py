@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from control_plane.section import HostPort, Name, Seconds, Section
+from control_plane.section import HostPort, Name, Seconds, Section, arn_region
 
 _LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,250}[A-Za-z0-9])?$"
 _LABEL_VALUE = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
@@ -81,8 +81,8 @@ class AwsSettings(Section):
     @classmethod
     def _key_is_here(cls, key: str | None, info: ValidationInfo) -> str | None:
         """An id or an alias is one of the region that is asked; an ARN names its own."""
-        here, parts = info.data.get("aws_region"), (key or "").split(":")
-        if here and parts[0] == "arn" and (len(parts) < 6 or parts[2:4] != ["kms", here]):
+        here = info.data.get("aws_region")
+        if here and key and key.startswith("arn:") and arn_region(key) != here:
             raise ValueError(f"must be a KMS key in {here}, where aws_region is")
         return key
 

@@ -45,6 +45,11 @@ def _collector(text: str) -> str:
     return text.rstrip("/")
 
 
+def arn_region(text: str) -> str:
+    """`arn:PARTITION:SERVICE:REGION:…` → REGION; "" of anything else."""
+    return text.split(":")[3] if text.startswith("arn:") and text.count(":") >= 5 else ""
+
+
 HostPort = Annotated[str, AfterValidator(_address)]
 Name = Annotated[str, AfterValidator(_name)]
 Network = Annotated[str, AfterValidator(_network)]

@@ -145,6 +145,7 @@ class EvidenceOperations:
             "region": found.region,
             "provider": region.provider if region else None,
             "jurisdiction": region.jurisdiction if region else None,
+            "keyring": self._settings.keyring.place,
             "created_at": iso(found.created_at),
             "deleted_at": None if found.deleted_at is None else iso(found.deleted_at),
             "written_at": iso(now),

@@ -19,11 +19,12 @@ from control_plane.providers.aws_calls import PAUSE_SECONDS, AwsCalls
 from control_plane.providers.aws_errors import AwsFault, Kind, reason_of
 from control_plane.providers.aws_launch import CoolDowns, Intent, choose, first_intent, fitting, next_intent, refusal
 from control_plane.providers.aws_marks import ENDED, LIVE, LOGS, REPORTS, STARTED, Marks
-from control_plane.providers.aws_residence import Residence, arn_region
+from control_plane.providers.aws_residence import Residence
 from control_plane.providers.aws_sight import Instance, Report, Watch, region_of
 from control_plane.providers.draining import ask_to_drain
 from control_plane.providers.last_logs import tail
 from control_plane.providers.local import Tokens
+from control_plane.section import arn_region
 from control_plane.security.files import private_folder
 from control_plane.security.mesh import PLAIN, Mesh, server_name
 

@@ -9,6 +9,7 @@ from typing import Any
 from control_plane.errors import ProviderRefused
 from control_plane.providers.aws_calls import BUCKET_REGION, AwsCalls
 from control_plane.providers.aws_errors import AwsFault
+from control_plane.section import arn_region
 
 _FRESH_SECONDS = 60.0
 
@@ -54,11 +55,6 @@ class Residence:
         if not found:
             raise ProviderRefused(f"S3 doesn't say where bucket {self._bucket} is", code="residency_unknown")
         return found
-
-
-def arn_region(arn: str) -> str:
-    """`arn:PARTITION:SERVICE:REGION:…` → REGION; "" where it names none."""
-    return arn.split(":")[3] if arn.startswith("arn:") and arn.count(":") >= 5 else ""
 
 
 def _elsewhere(what: str, found: str, wanted: str) -> ProviderRefused:

@@ -10,22 +10,29 @@ import random
 import shutil
 import stat
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from alembic import command
 
-from control_plane.backup import archive, database
+from control_plane.app import keyring_of
+from control_plane.backup import archive, database, work
 from control_plane.backup.place import require_place
 from control_plane.backup.sealed import SealedReader, SealedWriter
 from control_plane.client import AdminClient
 from control_plane.config import load_settings
 from control_plane.errors import ConfigError, DamagedBackup, ResidencyMismatch
 from control_plane.jurisdiction import within
+from control_plane.security.files import private_folder
 from control_plane.security.keyring import Keyring, LocalKeeper, open_keyring
-from tests.control_plane.harness import Installation, chat, create, ingle, installed, until
+from control_plane.security.secret import load_secret
+from control_plane.store.schema import _config, schema_status
+from tests.control_plane.harness import Aws, Installation, chat, create, ingle, installed, until
 
 CHUNK = 1 << 20
 
@@ -51,10 +58,10 @@ def opened(keyring: Keyring, text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 77])
-def test_what_was_sealed_comes_back_and_no_more_than_a_part_is_held(tmp_path: Path, size: int) -> None:
+def test_what_was_sealed_comes_back_and_no_less_and_no_more(tmp_path: Path, size: int) -> None:
     keyring, data = keyring_at(tmp_path), os.urandom(size)
     text = sealed(keyring, data)
-    assert data[:64] not in text or not data
+    assert size < 64 or data[:64] not in text
     assert opened(keyring, text) == data
     for cut in {len(text) - 1, len(text) - 17, len(text) - CHUNK - 16, len(text) - CHUNK, len(text) // 2, 20, 0}:
         if 0 <= cut < len(text):
@@ -214,7 +221,55 @@ def test_an_installation_comes_back_on_postgres(postgres_url: str, fresh: Instal
         connection.execute("CREATE DATABASE backed_up")
         connection.execute("CREATE DATABASE brought_back")
     fresh.more = {"INGLE_DATABASE_URL": f"{postgres_url}backed_up"}
-    come_back(fresh, tmp_path, lambda home: {"INGLE_DATABASE_URL": f"{postgres_url}brought_back"})
+    own = {"INGLE_DATABASE_URL": f"{postgres_url}brought_back"}
+    come_back(fresh, tmp_path, lambda home: own)
+    keys, home = str(tmp_path / "kept-keyring"), tmp_path / "third"
+    refused = ingle(home, "backup", "restore", str(tmp_path / "a.backup"), "--keyring", keys, **own)
+    assert (refused.returncode, "database_url names isn't empty" in refused.stderr) == (2, True)
+    assert not list(home.iterdir())
+
+
+def test_what_is_written_meanwhile_breaks_nothing(fresh: Installation, tmp_path: Path) -> None:
+    fresh.up()
+    file, home, over = tmp_path / "a.backup", tmp_path / "again", threading.Event()
+
+    def write() -> None:
+        with fresh.admin() as admin:
+            while not over.is_set():
+                admin.create_key({"name": "k"})
+
+    with ThreadPoolExecutor(2) as writers:
+        wrote = [writers.submit(write) for _ in range(2)]
+        try:
+            made = shown(ingle(fresh.home, "backup", "create", str(file), "-o", "json"))
+        finally:
+            over.set()
+        for one in wrote:
+            one.result(30)
+    with fresh.admin() as admin:
+        assert admin.verify_audit(None).intact
+    shown(ingle(home, "backup", "restore", str(file), "--keyring", str(fresh.home / "keyring"), "-o", "json"))
+    with installed(home) as installation:
+        installation.up()
+        with installation.admin() as admin:
+            found = admin.verify_audit(None)
+            (restored,) = [entry for entry in admin.audit(1) if entry.action == "backup.restore"]
+    assert (found.intact, found.faults) == (True, [])
+    assert (restored.seq, restored.detail) == (found.records, {"digest": made["digest"]})
+
+
+def test_a_backup_of_an_older_version_comes_back_in_this_ones_schema(tmp_path: Path, sqlite_template: Path) -> None:
+    home, file, again = tmp_path / "home", tmp_path / "a.backup", tmp_path / "again"
+    keyring = open_keyring(private_folder(home))
+    load_secret(home, keyring)
+    shutil.copyfile(sqlite_template, home / "ingle.db")
+    url = load_settings({"home": home}, {}).store_url
+    command.downgrade(_config(url), "0009")
+    copy = database.dump(url, private_folder(tmp_path / "copy"))
+    with file.open("wb") as to:
+        archive.pack([*archive.files_of(home), ("database/ingle.db", copy)], SealedWriter(to, {}, keyring))
+    work.restore(file, again, home / "keyring", keyring_of, 1.0)
+    assert schema_status(load_settings({"home": again}, {}).store_url).up_to_date
 
 
 @pytest.mark.postgres
@@ -294,15 +349,21 @@ def test_a_broken_backup_is_told_and_nothing_comes_back_from_it(fresh: Installat
     assert not list(home.iterdir())
 
 
-def test_a_keyring_of_kms_opens_it_where_the_environment_names_it(aws: Any, tmp_path: Path) -> None:
+def test_a_keyring_of_kms_opens_it_where_the_environment_names_it(
+    aws: Aws, tmp_path: Path, sqlite_template: Path
+) -> None:
     """The backup itself isn't asked whose keys open it."""
-    client = aws.client("kms")
-    key = client.create_key()["KeyMetadata"]["KeyId"]
-    keyring = open_keyring(tmp_path, kms_key=key, kms_client=client)
-    text = sealed(keyring, b"x" * 100)
-    assert opened(open_keyring(tmp_path / "b", kms_key=key, kms_client=client), text) == b"x" * 100
-    with pytest.raises(ConfigError, match="sealed by kms"):
-        opened(open_keyring(tmp_path / "b"), text)
+    client, home, again = aws.client("kms"), tmp_path / "home", tmp_path / "again"
+    key, file = client.create_key()["KeyMetadata"]["KeyId"], str(tmp_path / "a.backup")
+    load_secret(private_folder(home), open_keyring(home, kms_key=key, kms_client=client))
+    shutil.copyfile(sqlite_template, home / "ingle.db")
+    kms = {f"INGLE_KEYRING__{name}": value for name, value in
+           (("KMS_KEY", key), ("AWS_REGION", aws.region), ("ENDPOINT_URL", aws.url))}  # fmt: skip
+    shown(ingle(home, "backup", "create", file, "-o", "json", **kms))
+    without = ingle(again, "backup", "restore", file)
+    assert (without.returncode, "sealed by kms: the settings name no such keyring" in without.stderr) == (2, True)
+    shown(ingle(again, "backup", "restore", file, "-o", "json", **kms))
+    assert {path.name for path in again.iterdir()} == {"secret", "ingle.db"}
 
 
 def test_settings_of_backups_are_checked(tmp_path: Path) -> None:

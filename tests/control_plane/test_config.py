@@ -89,6 +89,16 @@ def test_a_bad_value_is_named(tmp_path: Path, env: dict[str, str], named: str) -
         load_settings({"home": tmp_path}, env)
 
 
+def test_it_is_told_where_the_keyring_is(tmp_path: Path) -> None:
+    arn = "arn:aws:kms:eu-north-1:123456789012:key/k-1"
+    for kms, place in (
+        ({}, "the control plane's machine"),
+        ({"kms_key": arn, "aws_region": "eu-west-1"}, "AWS KMS in eu-north-1"),
+        ({"kms_key": "alias/ingle", "aws_region": "eu-west-1"}, "AWS KMS in eu-west-1"),
+    ):
+        assert load_settings({"home": tmp_path, "keyring": kms}, {}).keyring.place == place
+
+
 def test_a_region_on_ray_is_private_and_needs_its_token(tmp_path: Path) -> None:
     regions = f'[{{"name": "fr-1", "jurisdiction": "FR", "provider": "ray", "ray": {RAY}}}]'
     settings = load_settings({"home": tmp_path, "replica_tls": True}, {"INGLE_REGIONS": regions})

@@ -17,7 +17,7 @@ from control_plane.api.idempotency import Once
 from control_plane.api.operations import Actor, Call
 from control_plane.client import AdminClient
 from control_plane.config import load_settings
-from control_plane.domain import Description, Kept, Phase, Role, Rung
+from control_plane.domain import Description, Kept, Phase, Role, Rung, Weights
 from control_plane.errors import InvalidInput, NotFound, Unavailable
 from control_plane.evidence import Verdict, Writer, lines_of, verify
 from control_plane.security.audit import AuditSigner
@@ -179,6 +179,34 @@ async def test_all_that_is_on_record_is_told_page_by_page(
         await operations.evidence(call_of("nobody", 600.0))
 
 
+async def test_what_a_provider_keeps_elsewhere_is_a_disagreement(store: Store, tmp_path: Path) -> None:
+    async def describe(region: str, replica_id: str) -> Description:
+        return Description(Phase.RUNNING)
+
+    async def kept(region: str, replica_id: str) -> Sequence[Kept]:
+        if replica_id == "rep_silent":
+            raise Unavailable("not now")
+        return [Kept("secrets", "a vault", region), Kept("secrets", "a vault", "us-west-2")]
+
+    endpoint = await make_endpoint(store)
+    read_at = Weights("s3://b/weights/m", "eu-central-1")
+    async with store.write() as session:
+        for name in ("rep_copied", "rep_silent"):
+            await replicas.add_intent(session, name, endpoint, 1, Rung.HOT, 10.0)
+            changes = {"state": "ready", "weights_from": read_at.source, "weights_region": read_at.region}
+            await replicas.write_replica(session, name, changes)
+        (row, _) = await replicas.by_id(session, ["rep_copied", "rep_silent"])
+    assert row.weights == read_at
+    settings = load_settings({"home": tmp_path}, {})
+    answer = await EvidenceOperations(store, settings, {}, SIGNER, describe, kept).evidence(call_of("chat", 20.0))
+    found = [content_of(line) async for line in answer.text]
+    (told,) = [one for one in found if one["kind"] == "disagreement"]
+    assert (told["we_say"], told["provider_says"]) == (f"secrets in {endpoint.region}", "a vault in us-west-2")
+    copied, silent = (one for one in found if one["kind"] == "replica")
+    assert copied["weights"] == {"from": "s3://b/weights/m", "region": "eu-central-1"}
+    assert (silent["provider_says"]["phase"], silent["provider_says"]["unknown"]) == ("running", "Unavailable")
+
+
 def content_of(line: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(line)["content"]
     return content
@@ -238,6 +266,7 @@ def test_an_endpoint_leaves_evidence(platform: Installation, admin: AdminClient,
     assert (kept["what"], kept["where"], kept["region"]) == ("secrets", "the control plane's machine", "local-eu")
     assert [(use["key_id"], use["requests"]) for use in by_kind["traffic"]] == [(key.id, 1)]
     assert {change["action"] for change in by_kind["change"]} >= {"endpoint.create", "endpoint.sleep", "endpoint.wake"}
+    assert by_kind["about"][0]["keyring"] == "the control plane's machine"
     assert "disagreement" not in by_kind
     text = file.read_text()
     assert "CANARY" not in text
