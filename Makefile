@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# tests that run at once, a file each; JOBS=0 for one after the other, in this process
+JOBS   ?= 2
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE ?=
 
@@ -40,7 +42,7 @@ up: setup       ## the platform, kept running; prints URL, key and dashboard
 	@$(BIN)/ingle up --demo
 
 test: setup $(VENV)/.dev  ## every test that pip alone can serve
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .

@@ -33,7 +33,8 @@ class Node:
     arguments: tuple[str, ...]
 
     def pids(self) -> list[int]:
-        return marked(_NODE, self.mark)
+        """By either of two variables: some of Ray's processes write their title over a part of their environment."""
+        return [*{*marked(_NODE, self.mark), *marked("INGLE_CACHE", str(self.cache))}]
 
     def raylet(self) -> int:
         return next(pid for pid in self.pids() if _program(pid) == "raylet")
