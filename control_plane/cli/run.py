@@ -154,6 +154,8 @@ def rotate_keyring(home: options.Home = None, output: options.Output = options.F
     key, files = rotate(settings.home, keyring_of(settings))
     event("keyring.rotated", key=key, files=files)
     show_one(Rotated(key=key, files=files), output)
+    if settings.keyring.kms_key is None:
+        say("ingle: make a copy of the keyring; backups of before open by the copy from before")
 
 
 def _show_schema(current: str | None, head: str | None, fine: bool, output: options.Format) -> None:

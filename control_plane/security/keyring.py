@@ -66,7 +66,7 @@ class LocalKeeper:
         key_id = named.decode(errors="replace")
         key = self._read().get(key_id)
         if key is None:
-            raise ConfigError(f"{self._path} has no key {key_id!r}: restore it from a backup", param="keyring")
+            raise ConfigError(f"{self._path} has no key {key_id!r}: put back the copy that has it", param="keyring")
         return AESGCM(key).decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], name.encode())
 
     def rotate(self) -> str:
@@ -103,7 +103,7 @@ class LocalKeeper:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError):
-            raise ConfigError(f"{self._path} can't be read: restore it from a backup", param="keyring") from None
+            raise ConfigError(f"{self._path} can't be read: put back the copy that you kept", param="keyring") from None
 
     def _locked(self) -> _Lock:
         return _Lock(private_folder(self._path.parent) / f".{self._path.name}.lock")
