@@ -21,8 +21,9 @@ LIMITS = (None, None, 0.5, 2.0)
 """What endpoints may spend: for ever, or for a while that ends in the run."""
 STOP_SECONDS = 60.0
 """From the last cent to the last machine: a look, what is in flight, and the machine's end."""
-LATE_SECONDS = 15.0
-"""How long a machine may be there, rest or be gone before we know, while nothing is wrong."""
+LATE_SECONDS = 25.0
+"""How long a machine may be there, rest or be gone before we know, while nothing is wrong: a start to rest takes up to
+twenty seconds, and is billed as hot until it is seen to rest."""
 _BOUNDS = "SELECT name, spend_limit, stopped_at FROM endpoints WHERE deleted_at IS NULL"
 _STOPS = (
     "SELECT endpoint_name, count(*) FROM endpoint_events WHERE kind = 'spend' AND reason_code IS NOT NULL GROUP BY 1"
