@@ -7,6 +7,8 @@ import os
 import pytest
 
 FORBID_SKIPS = "INGLE_FORBID_SKIPS"
+# as an engine has it: threads that spin while they wait for each other starve whatever else runs, other tests too
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

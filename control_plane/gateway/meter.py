@@ -83,6 +83,7 @@ class Meter:
         self._lines: list[bytes] = []
         """Not yet in the journal; they are by the loop's next round."""
         self._full = Poke()
+        self._flushing = asyncio.Lock()
         self._used: dict[str, float] = {}
         self._journal, self._pending = self._take_over(private_folder(folder))
         self._size = self._journal.tell()
@@ -141,6 +142,10 @@ class Meter:
 
     async def flush(self) -> None:
         """Write what is pending. Raises StoreUnavailable, and then keeps it."""
+        async with self._flushing:  # the last one, at the end, may come while another is under way
+            await self._flush()
+
+    async def _flush(self) -> None:
         self._put()
         metrics.usage_pending.labels(self._region).set(len(self._pending))
         while self._pending:

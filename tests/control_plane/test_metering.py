@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from control_plane.client import AdminClient
 from control_plane.domain import UsageEvent
@@ -80,6 +83,23 @@ async def test_a_full_journal_drops_and_a_store_that_is_away_loses_nothing(store
     ((requests, _),) = await summary(store)
     assert 1 <= requests < 10
     await away.close()
+
+
+async def test_the_last_flush_may_come_while_another_is_under_way(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(store, tmp_path, "eu", interval=60.0, max_bytes=100_000)
+    add = usages.add_usage
+
+    async def slowly(*arguments: Any) -> None:
+        await asyncio.sleep(0.05)
+        await add(*arguments)
+
+    monkeypatch.setattr(usages, "add_usage", slowly)
+    for name in "abc":
+        meter.record(event(name))
+    await asyncio.gather(meter.flush(), meter.close())
+    assert await summary(store) == [(3, 12)]
 
 
 async def test_hours_are_summed_as_events_arrive(store: Store) -> None:

@@ -68,7 +68,7 @@ def packed(demo_path: Path) -> Loaded:
 
 @pytest.fixture(scope="session")
 def float32(demo_path: Path) -> Loaded:
-    return load_model(demo_path, precision="float32")
+    return load_model(demo_path, precision="float32", threads=1)
 
 
 @pytest.fixture(scope="session")

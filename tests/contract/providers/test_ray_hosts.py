@@ -12,13 +12,14 @@ import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from control_plane.domain import Description, Phase, ReplicaSpec
-from control_plane.errors import ProviderRefused
+from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.processes import MARK, marked
 from control_plane.providers.ray import RayProvider, Spot
 from control_plane.providers.ray_link import RayLink
@@ -29,7 +30,7 @@ from tests.contract.providers.clusters import Cluster, Node
 from tests.contract.providers.common import becomes, gone
 from tests.contract.providers.conftest import GRACE, LOG_BYTES
 from tests.contract.providers.test_ray import parent_of
-from tests.control_plane.harness import create, installed, until
+from tests.control_plane.harness import installed, state_of, until
 from tests.data_plane import tiny
 from tests.data_plane.text.tokenizers_made import byte_level_fields
 
@@ -62,7 +63,7 @@ def mesh(tmp_path: Path) -> Mesh:
 @pytest.fixture
 async def provider(cluster: Cluster, nodes: list[Node], mesh: Mesh, tmp_path: Path) -> AsyncIterator[RayProvider]:
     link = RayLink(cluster.address, f"ingle-{secrets.token_hex(6)}", cluster.token_file)
-    yield RayProvider(
+    made = RayProvider(
         link,
         load_secret(tmp_path),
         home=tmp_path,
@@ -73,6 +74,13 @@ async def provider(cluster: Cluster, nodes: list[Node], mesh: Mesh, tmp_path: Pa
         log_bytes=LOG_BYTES,
         mesh=mesh,
     )
+    async with asyncio.timeout(60):  # nodes have just come, and the driver's first connection takes its time
+        while True:
+            with suppress(ProviderError):
+                await made.offers()
+                break
+            await asyncio.sleep(0.2)
+    yield made
     await link.close()
 
 
@@ -199,9 +207,10 @@ def test_an_endpoint_over_two_hosts_serves_its_tenants(
             (two,) = until(lambda: [one for one in admin.regions() if one.reachable], "the region answers")
             assert two.accelerators["cuda"] == len(nodes)
             flags = list(spread("", model).engine_args)
-            url = create(
-                admin, "big", model=str(model), region="two-1", gpu="cuda", gpus=2, engine_args=flags, min_replicas=1
-            )
+            spec = {"name": "big", "region": "two-1", "model": str(model), "gpu": "cuda", "gpus": 2, "min_replicas": 1}
+            admin.create_endpoint({**spec, "engine_args": flags})
+            until(lambda: state_of(admin, "big") == "ready", "big is ready", patience=120)
+            url = admin.endpoint("big").url
             key = admin.create_key({"name": "k"}).secret
             with installation.tenant(url, key) as tenant:
                 reply = tenant.post("/completions", json={"model": "big", "prompt": PROMPT, "max_tokens": 6})
