@@ -82,6 +82,10 @@ class AdminClient:
     def create_endpoint(self, spec: Mapping[str, Any]) -> schemas.Endpoint:
         return self._create(schemas.Endpoint, "/endpoints", spec)
 
+    def check_endpoint(self, spec: Mapping[str, Any]) -> schemas.Accepted:
+        """Raises what creating it would, but for its name and tenant."""
+        return self._one(schemas.Accepted, "POST", "/endpoints/check", spec)
+
     def endpoints(self, **filters: str | None) -> list[schemas.Endpoint]:
         return self._all(schemas.Endpoint, "/endpoints", filters)
 

@@ -94,15 +94,21 @@ def check(specs: Sequence[Spec]) -> None:
 def compare(
     specs: Sequence[Spec], endpoints: Iterable[schemas.Endpoint], tenants: Iterable[schemas.Tenant], *, prune: bool
 ) -> list[Change]:
-    """What is to be done, tenants first. With `prune`, endpoints of the tenants in the files that aren't in them go."""
+    """What is to be done, tenants first. With `prune`, endpoints of the tenants in the files that aren't in them go.
+
+    Raises InvalidInput where an endpoint's tenant is neither there nor in the files, or another one's.
+    """
     there = {endpoint.name: endpoint for endpoint in endpoints}
     known = {tenant.name: tenant for tenant in tenants}
     changes = [_tenant(spec, known.get(spec.name)) for spec in specs if isinstance(spec, TenantSpec)]
     wanted = [spec for spec in specs if isinstance(spec, EndpointSpec)]
+    owners = {spec.tenant for spec in wanted} | {change.name for change in changes}
+    lacking = sorted(owners - known.keys() - {change.name for change in changes})
+    if lacking:
+        raise InvalidInput(f"there is no tenant {lacking[0]!r}, and no document makes it", param="tenant")
     changes += [_endpoint(spec, there.get(spec.name)) for spec in wanted]
     if prune:
         names = {spec.name for spec in wanted}
-        owners = {spec.tenant for spec in wanted} | {spec.name for spec in specs if isinstance(spec, TenantSpec)}
         changes += [
             Change("delete", "endpoint", endpoint.name)
             for endpoint in there.values()

@@ -47,6 +47,9 @@ class EndpointOperations:
         return [
             Operation("createEndpoint", "POST", path, Role.OPERATOR, "Create an endpoint", self.create,
                       schemas.Endpoint, schemas.EndpointCreate, status=202, idempotent=True),
+            Operation("checkEndpoint", "POST", f"{path}/check", Role.VIEWER,
+                      "Say whether an endpoint's document would be accepted; its name and tenant aren't looked up",
+                      self.check, schemas.Accepted, schemas.EndpointCreate),
             Operation("listEndpoints", "GET", path, Role.VIEWER, "List endpoints by name", self.list,
                       schemas.Endpoint, is_list=True,
                       parameters=(*PAGED, Parameter("tenant", "only this tenant's"),
@@ -71,15 +74,13 @@ class EndpointOperations:
 
     async def create(self, call: Call) -> Answer:
         asked: schemas.EndpointCreate = call.body
-        self._places.require(asked.region)
+        accepted = await self._accept(asked)
         async with self._store.write() as session:
             again = await call.once.repeated(session)
             if again is not None:
                 return Answer(schemas.Endpoint.model_validate(again), 202, again["generation"])
             tenant = await tenants.get_tenant(session, asked.tenant)
-            spec = asked.model_dump(exclude={"tenant"})
-            spec["engine_args"] = list(presets.resolve(asked.preset, asked.engine_args))
-            require_fit(asked.model, asked.gpu, asked.gpus, spec["engine_args"])
+            spec = asked.model_dump(exclude={"tenant"}) | {"engine_args": accepted.engine_args}
             why = await _settle_warmth(session, asked, spec, call.now)
             made = await endpoints.create_endpoint(session, tenant.id, spec, call.now)
             if why:
@@ -90,6 +91,17 @@ class EndpointOperations:
             view = await self.view(session, made)
             call.once.remember(session, 202, view.model_dump())
             return Answer(view, 202, made.generation)
+
+    async def check(self, call: Call) -> Answer:
+        return Answer(await self._accept(call.body))
+
+    async def _accept(self, asked: schemas.EndpointCreate) -> schemas.Accepted:
+        """Raises Unprocessable naming the field for which no endpoint can be like this."""
+        self._places.require(asked.region)
+        arguments = presets.resolve(asked.preset, asked.engine_args)
+        require_fit(asked.model, asked.gpu, asked.gpus, arguments)
+        await self._places.require_offer(asked.region, asked.gpu, asked.gpus)
+        return schemas.Accepted(name=asked.name, region=asked.region, engine_args=list(arguments))
 
     async def list(self, call: Call) -> Page:
         limit = limit_of(call.query)

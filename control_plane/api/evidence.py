@@ -198,6 +198,7 @@ class EvidenceOperations:
             "state": row.state,
             "reason": row.reason_code,
             "created_at": iso(row.created_at),
+            "refused_at": None if row.refused_at is None else iso(row.refused_at),
             "ready_at": None if row.ready_at is None else iso(row.ready_at),
             "terminated_at": None if row.terminated_at is None else iso(row.terminated_at),
             "weights": _weights(row, region),

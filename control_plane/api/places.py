@@ -17,6 +17,8 @@ from control_plane.store import traffic
 
 _LOOK_SECONDS = 5.0
 _FRESH_SECONDS = 3.0
+_FIXED = frozenset({"local", "aws"})
+"""Providers whose offers don't come and go, as those of a cluster's nodes do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,25 @@ class Places:
                 code="unknown_region",
                 param="region",
             )
+
+    async def require_offer(self, region: str, gpu: str | None, gpus: int) -> None:
+        """Raises Unprocessable where the region's provider answers, and never has such accelerators."""
+        if gpu is None or self.provider(region) not in _FIXED:
+            return
+        sight = await self.look(region)
+        wanted = max(1, gpus)
+        most = max(
+            (count for name, count in sight.accelerators.items() if name == gpu or (gpu == "cuda" and name != "cpu")),
+            default=0,
+        )
+        if not sight.accelerators or most >= wanted:
+            return
+        offered = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sight.accelerators.items())
+        raise Unprocessable(
+            f"region {region} offers {offered}, not {f'{wanted} {gpu}' if wanted > 1 else gpu}",
+            code="accelerator_not_offered",
+            param="gpus" if most else "gpu",
+        )
 
     async def urls(self, session: AsyncSession) -> dict[str, str]:
         """By region: its public URL if it has one, else the gateway heard from last, else the configured address."""

@@ -97,6 +97,14 @@ class EndpointCreate(Limits):
         return self
 
 
+class Accepted(BaseModel):
+    """An endpoint that could be made. `engine_args` are the preset's and its own."""
+
+    name: str
+    region: str
+    engine_args: list[str]
+
+
 class EndpointUpdate(Limits):
     model: Model | None = None
     gpu: Gpu | None = None

@@ -43,6 +43,7 @@ def apply(
         changes = _changes(client, _read(file), prune)
         for change in changes:
             print(change)
+        _check(client, changes)
         doomed = [change for change in changes if change.verb in ("move", "delete")]
         if doomed:
             names = ", ".join(change.name for change in doomed)
@@ -69,8 +70,9 @@ def diff(
     """What `apply` would do."""
     with options.connect(profile) as client:
         changes = [change for change in _changes(client, _read(file), prune) if change.verb != "keep"]
-    for change in changes:
-        print(change)
+        for change in changes:
+            print(change)
+        _check(client, changes)
     if not changes:
         say("nothing differs")
     if changes and exit_code:
@@ -111,6 +113,21 @@ def _changes(client: AdminClient, wanted: list[Spec], prune: bool) -> list[Chang
     from control_plane import specs
 
     return specs.compare(wanted, client.endpoints(), client.tenants(), prune=prune)
+
+
+def _check(client: AdminClient, changes: list[Change]) -> None:
+    """Before anything is done: raises InvalidInput with all that would be refused halfway."""
+    from control_plane import specs
+
+    wrong = []
+    for change in changes:
+        if change.kind == "endpoint" and change.spec is not None and change.verb != "keep":
+            try:
+                client.check_endpoint(specs.body_of(change.spec))
+            except InvalidInput as error:
+                wrong.append(f"endpoint {change.name}: {error.message}")
+    if wrong:
+        raise InvalidInput("\n".join(wrong), param="file")
 
 
 def _do(client: AdminClient, change: Change, timeout: float) -> None:

@@ -1,7 +1,7 @@
 """What each replica cost, rung by rung, to the billionth. Pure.
 
-A replica is billed from the moment it was intended until its provider said that it is gone; at rest by the price of its
-rung. A bill is the sum of its lines, and each line is rounded once, so that they always agree.
+A replica is billed from the moment it was intended until its provider said that it is gone, unless that refused it; at
+rest by the price of its rung. A bill is the sum of its lines, and each line is rounded once, so that they always agree.
 """
 
 from __future__ import annotations

@@ -412,7 +412,12 @@ class Reconciler:
             if refused:
                 action = ChangeReplica(
                     replica_id,
-                    {"state": ReplicaState.TERMINATING, "reason_code": error.code, "reason": error.message},
+                    {
+                        "state": ReplicaState.TERMINATING,
+                        "reason_code": error.code,
+                        "reason": error.message,
+                        "refused_at": now,
+                    },
                     error.code,
                     error.message,
                 )

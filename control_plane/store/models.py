@@ -210,6 +210,7 @@ class ReplicaRow(Base):
     woken_at: Mapped[float | None]
     weights_from: Mapped[str | None] = mapped_column(Long)
     weights_region: Mapped[str | None]
+    refused_at: Mapped[float | None]
 
     __table_args__ = (Index("ix_replicas_endpoint_id_state", "endpoint_id", "state"),)
 

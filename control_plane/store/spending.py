@@ -70,7 +70,8 @@ async def stories(
     found = []
     for row, owner, spec in rows:
         ran = spec or {"gpu": owner.gpu, "gpus": owner.gpus}
-        found.append((to_endpoint(owner), Story(row.id, ran["gpu"], ran["gpus"], steps[row.id], row.terminated_at)))
+        end = row.terminated_at if row.refused_at is None else row.created_at
+        found.append((to_endpoint(owner), Story(row.id, ran["gpu"], ran["gpus"], steps[row.id], end)))
     return found
 
 

@@ -50,6 +50,9 @@ def code_of(response: httpx.Response) -> tuple[int, str, str | None]:
         ({"model": ""}, "model"),
         ({"model": "a\x00b"}, "model"),
         ({"gpu": ""}, "gpu"),
+        ({"gpu": "H100"}, "gpu"),
+        ({"gpu": "cuda"}, "gpu"),
+        ({"gpu": "cpu", "gpus": 2}, "gpus"),
         ({"engine_args": ["--x\n"]}, "engine_args.0"),
         ({"min_replicas": -1}, "min_replicas"),
         ({"min_replicas": 2, "max_replicas": 1}, None),
@@ -69,7 +72,16 @@ def test_a_bad_endpoint_is_refused_by_field(http: httpx.Client, changes: dict[st
     spec = {"name": "bad", "region": "local-eu", "model": "fast"} | changes
     status, _, named = code_of(http.post("/admin/v1/endpoints", json=spec))
     assert (status, named) == (422, param)
+    assert code_of(http.post("/admin/v1/endpoints/check", json=spec))[::2] == (422, param)
     assert http.get("/admin/v1/endpoints/bad").status_code == 404
+
+
+def test_a_good_endpoint_is_accepted_and_not_made(http: httpx.Client) -> None:
+    spec = {"name": "good", "region": "local-eu", "model": "fast", "preset": "chat", "gpu": "cpu", "tenant": "nobody"}
+    accepted = http.post("/admin/v1/endpoints/check", json=spec).json()
+    assert (accepted["name"], accepted["region"]) == ("good", "local-eu")
+    assert "--max-num-seqs=64" in accepted["engine_args"]
+    assert http.get("/admin/v1/endpoints/good").status_code == 404
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"[" * 100_000])

@@ -14,10 +14,12 @@ from aiohttp import web
 from control_plane.config import Timing
 from control_plane.domain import Address, Description, Endpoint, Offer, Phase, Replica, ReplicaSpec, ReplicaState
 from control_plane.errors import ProviderError, ProviderRefused
+from control_plane.metering.bill import bill
+from control_plane.metering.prices import PriceBook
 from control_plane.reconciler.loop import Reconciler
 from control_plane.reconciler.probe import Prober
 from control_plane.reconciler.stop import end_all
-from control_plane.store import endpoints, replicas
+from control_plane.store import endpoints, replicas, spending
 from control_plane.store.database import Store
 from tests.control_plane.test_store import let_leases_end, make_endpoint
 
@@ -194,6 +196,9 @@ async def test_a_permanent_refusal_ends_it(world: World) -> None:
     assert (endpoint.state, endpoint.reason_code, endpoint.given_up) == ("failed", "quota", True)
     assert world.cloud.created == []
     assert await world.replicas() == []
+    async with world.store.read() as session:
+        (refused,) = await spending.stories(session, 0.0, 1e9)
+        assert bill([refused[1]], [PriceBook(1, 0.0, "EUR", {}, {"*": 3600.0})], 0.0, 1e9) == []
 
 
 async def test_what_rests_is_changed_too(world: World) -> None:

@@ -166,6 +166,25 @@ def test_files_make_it_so(platform: Installation, admin: AdminClient, tmp_path: 
     assert moved.returncode == 0, moved.stderr
     assert (admin.endpoint("spec-a").region, state_of(admin, "spec-a")) == ("local-me", "ready")
 
+    # what would be refused once it had ended is refused before
+    before = admin.endpoint("spec-a")
+    moved_away = FILE.replace("region: local-eu\nmodel: tokens-4", "region: local-xx\nmodel: tokens-4")
+    no_such_gpu = FILE.replace("region: local-eu\nmodel: tokens-4", "region: local-eu\nmodel: tokens-4\ngpu: H100")
+    for wrong, said in (
+        (moved_away, "endpoint spec-a: there is no region 'local-xx'"),
+        (
+            no_such_gpu.replace("kind: tenant\nname: acme\n", "kind: tenant\nname: spare\n"),
+            "endpoint spec-a: region local-eu offers cpu, not H100",
+        ),
+        (FILE.replace("tenant: acme\nidle", "tenant: nobody\nidle"), "there is no tenant 'nobody'"),
+    ):
+        file.write_text(wrong)
+        for command in (("apply", "--yes"), ("diff",)):
+            refused = run(platform, *command, file=file)
+            assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+    assert admin.endpoint("spec-a").id == before.id
+    assert "spare" not in {tenant.name for tenant in admin.tenants()}
+
     # what is in no file goes, of those tenants alone
     file.write_text(FILE.partition("---\nkind: endpoint\nname: spec-b")[0])
     others = {endpoint.name for endpoint in admin.endpoints()} - {"spec-a", "spec-b"}
