@@ -1,9 +1,10 @@
 """How many replicas an endpoint should have, and which term said so. Pure, but for the memory that is handed in.
 
-Each term asks for a number; the greatest counts. Up goes fast: by the mean of the last two seconds and what it grew by
-of late, and by this moment where somebody is held. Down goes slowly: to the most that was wanted in half a minute. In
-panic, when load outgrew twice what serves, nothing goes down at all. The two windows and the panic are Knative's idea;
-see its documents. How long the windows are was found by replaying traces: `make bench-scaler`.
+Each term asks for a number; the greatest counts. Up goes at once: by this moment's load and what it grew by of late.
+Down goes to the most that was wanted in a minute. Both heed chance: where requests come apart from each other, n at
+once are n give or take √n. Growth within that is none; and a load so far below that no chance brings it back was a
+burst, which has gone. In panic, when load outgrew twice what serves, nothing goes down. Windows and panic are Knative's
+idea; see its documents. How long they are was found by replaying traces: `make bench-scaler`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ class Aim:
     """What the terms go by. `utilization` is the part of a replica's target that is used; the rest is for growth."""
 
     utilization: float = 0.7
-    fast_seconds: float = 2.0
-    growth_seconds: float = 5.0
-    """What the load grew by in so long, it is taken to grow by again while a replica starts."""
+    growth_seconds: float = 8.0
+    """What the load grew by in so long, beyond chance, it is taken to grow by again while a replica starts."""
+    by_chance: float = 4.0
+    """How many √n a load of n may grow by, by chance alone, within a minute."""
+    fallen: float = 2.0
+    """So many √n below its mean of a minute, a load has fallen: what was measured in that minute says no more."""
     panic_ratio: float = 2.0
+    """How many times what serves the load must outgrow."""
+    panic_seconds: float = 10.0
     kv_high: float = 0.9
     kv_low: float = 0.75
     most_growth: float = 2.0
@@ -78,13 +84,15 @@ def decide(
             memory.panic_at = None
             memory.forget_wanted()
             return quiet
+    if _up_to(load.total, aim.fallen) < memory.average(SLOW_SECONDS, now):
+        signals = NO_SIGNALS
     ready = sum(replica.state is ReplicaState.READY for replica in replicas)
     terms = [_load_term(endpoint, load, memory, ready, now, aim), _late_term(endpoint, load, signals, ready, aim)]
     terms += [_cache_term(load, signals, ready, aim), floor]
     best = max(terms, key=lambda term: term.replicas)
     # as soon as the windows see nothing any more, one stays until it was idle for long enough
     best = max(best, Decision(1, "idle, within its idle time", "idle"), key=lambda term: term.replicas)
-    best = _slowly(best, memory, ready, endpoint, now, aim)
+    best = _slowly(best, endpoint, load, memory, now, aim)
     if best.replicas > endpoint.max_replicas:
         return Decision(endpoint.max_replicas, f"{best.why}; at most {endpoint.max_replicas}", "max")
     return best
@@ -136,17 +144,14 @@ def _starts(replica: Replica) -> bool:
 
 
 def _load_term(endpoint: Endpoint, load: Load, memory: Memory, ready: int, now: float, aim: Aim) -> Decision:
-    each = endpoint.target * aim.utilization
-    mean = memory.average(aim.fast_seconds, now)
-    counted, over = (float(load.total), "now") if load.held or not ready else (mean, f"over {aim.fast_seconds:g} s")
-    growth = max(0, load.total - memory.before(aim.growth_seconds, now)) if ready else 0
-    counted += growth
-    wanted = math.ceil(counted / each - 1e-9)
-    if wanted > aim.panic_ratio * max(1, ready) or (memory.panic_at is not None and wanted > ready):
+    grown = load.total - memory.before(aim.growth_seconds, now) if ready else 0
+    growth = max(0.0, grown - math.sqrt(load.total))
+    wanted = _enough(load.total + growth, endpoint, aim)
+    if wanted > aim.panic_ratio * max(1, ready):
         memory.panic_at = now
-    grown = f", {growth} of it by growth," if growth else ""
+    more = f", and {growth:.3g} by growth" if growth else ""
     capacity = f"({endpoint.target:g} × {aim.utilization:g})"
-    said = f"{load.in_flight} in flight, {load.held} held: {counted:.3g} {over}{grown} / {capacity} = {wanted}"
+    said = f"{load.in_flight} in flight, {load.held} held{more}: {load.total + growth:.3g} / {capacity} = {wanted}"
     return Decision(max(wanted, 1 if load.total else 0), said, "load")
 
 
@@ -167,15 +172,26 @@ def _cache_term(load: Load, signals: Signals, ready: int, aim: Aim) -> Decision:
     return Decision(wanted, f"KV cache {used:.0%} full with {ready} ready", "kv")
 
 
-def _slowly(best: Decision, memory: Memory, ready: int, endpoint: Endpoint, now: float, aim: Aim) -> Decision:
-    if memory.panic_at is not None and now - memory.panic_at > SLOW_SECONDS:
-        memory.panic_at = None
+def _slowly(best: Decision, endpoint: Endpoint, load: Load, memory: Memory, now: float, aim: Aim) -> Decision:
     most = memory.most_wanted(best.replicas, now)
-    if memory.panic_at is not None and endpoint.desired_replicas > max(most, best.replicas):
-        return Decision(endpoint.desired_replicas, f"panic since {now - memory.panic_at:.0f} s: {best.why}", "panic")
-    if most > best.replicas:
-        return Decision(most, f"{most} wanted within {SLOW_SECONDS:g} s; now {best.why}", "slow-down")
+    if memory.panic_at is not None and now - memory.panic_at > aim.panic_seconds:
+        memory.panic_at = None
+    if memory.panic_at is not None and endpoint.desired_replicas > best.replicas:
+        since = f"panic {now - memory.panic_at:.0f} s ago"
+        return Decision(endpoint.desired_replicas, f"{since}: {best.why}", "panic")
+    usual = max(load.total, memory.average(aim.growth_seconds, now))
+    kept = min(most, _enough(_up_to(usual, aim.by_chance), endpoint, aim))
+    if kept > best.replicas:
+        return Decision(kept, f"{kept} of {most} wanted within {SLOW_SECONDS:g} s stay; now {best.why}", "slow-down")
     return best
+
+
+def _enough(load: float, endpoint: Endpoint, aim: Aim) -> int:
+    return math.ceil(load / (endpoint.target * aim.utilization) - 1e-9)
+
+
+def _up_to(load: float, deviations: float) -> float:
+    return load + deviations * math.sqrt(load)
 
 
 def last_activity(endpoint: Endpoint, load: Load, replicas: Sequence[Replica]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from control_plane.domain import Demand, Endpoint, Replica
 from control_plane.steady import Steady
 
-SLOW_SECONDS = 30.0
+SLOW_SECONDS = 60.0
 """How far back a decision looks."""
 
 
@@ -52,7 +52,7 @@ def combine(reports: Sequence[Demand], replicas: Sequence[Replica], now: float, 
 
 
 class Memory:
-    """An endpoint's last half minute: the load over it, what was wanted in it, whether it is in panic.
+    """An endpoint's last minute: the load over it, what was wanted in it, when it was in panic.
 
     Survives restarts by `dump` and `load`, whose times are ages, since another process has another clock.
     """
