@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -309,8 +310,21 @@ def describe_validation(error: ValidationError) -> str:
     parts = []
     for item in error.errors(include_url=False, include_input=False)[:3]:
         where = ".".join(str(step) for step in item["loc"]) or "input"
-        parts.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+        said = _SAID.get(item["type"]) or _SHOULD.sub("must", item["msg"].removeprefix("Value error, "))
+        parts.append(f"{where}: {said}")
     return "; ".join(parts)
+
+
+_SAID = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping of fields",
+    "model_type": "must be a mapping of fields",
+    "model_attributes_type": "must be a mapping of fields",
+}
+_SHOULD = re.compile(r"^(?:Input|String|List|Tuple|Dictionary|Value|Set) should")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -86,6 +86,10 @@ class ConfigError(InvalidInput):
     default_code = "invalid_configuration"
 
 
+class KeyringMissing(ConfigError):
+    default_code = "keyring_missing"
+
+
 class Unauthenticated(IngleError):
     status = 401
     type = "authentication_error"

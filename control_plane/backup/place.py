@@ -20,7 +20,7 @@ def require_place(
     if gone:
         raise ResidencyMismatch(
             f"there are records of {', '.join(gone)}, which the settings don't have any more, so that nobody knows "
-            "whose law holds for them: name the region again, or in backup.accepts",
+            "whose law holds for them: add it to the settings' regions again, or to backup.accepts",
             param="backup.accepts",
         )
     astray = {law for law in laws.values() if law is not None and not within(place, law) and law not in accepts}
@@ -29,10 +29,12 @@ def require_place(
     regions = ", ".join(f"{region} ({law})" for region, law in laws.items() if law in astray)
     if place is None:
         raise ResidencyMismatch(
-            f"records of {regions} may not lie just anywhere: say whose law holds where backups are kept",
+            f"records of {regions} may not lie just anywhere: backup.jurisdiction must say whose law holds where "
+            "backups are kept",
             param="backup.jurisdiction",
         )
     raise ResidencyMismatch(
-        f"records of {regions} may not lie in {place}: keep backups there, or name those in backup.accepts if they may",
+        f"records of {regions} may not lie in {place}, where backup.jurisdiction says that backups are kept: keep "
+        f"them elsewhere, or have {', '.join(sorted(astray))} in backup.accepts if they may",
         param="backup.jurisdiction",
     )

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -18,7 +18,7 @@ from control_plane.backup.place import require_place
 from control_plane.backup.sealed import SealedReader, SealedWriter
 from control_plane.config import Settings, load_settings
 from control_plane.domain import Role
-from control_plane.errors import ConfigError, InvalidInput
+from control_plane.errors import ConfigError, InvalidInput, KeyringMissing
 from control_plane.observe.logs import iso
 from control_plane.security.audit import AuditSigner
 from control_plane.security.files import private_folder, write_private
@@ -105,7 +105,12 @@ def restore(
     given = {} if keyring_file is None else {"keyring": {"file": keyring_file}}
     keyring = keyring_of(load_settings({"home": home, **given}))
     with _opened(file) as from_, _workshop(home) as folder:
-        reader = SealedReader(from_, keyring)
+        try:
+            reader = SealedReader(from_, keyring)
+        except KeyringMissing:
+            raise InvalidInput(
+                "--keyring must name the keys that seal it: no backup has them", param="keyring"
+            ) from None
         names = archive.unpack(reader, archive.into_folder(folder))
         found = _described(reader, len(names), file)
         made = folder / archive.HOME
@@ -181,6 +186,7 @@ def _new(file: Path) -> Iterator[tuple[Path, BinaryIO]]:
 @contextmanager
 def _workshop(home: Path) -> Iterator[Path]:
     """A folder in `home`, which has to be empty: it may be a volume of its own. Raises ConfigError."""
+    stood = home.exists()
     try:
         private_folder(home)
         filled = any(home.iterdir())
@@ -193,6 +199,9 @@ def _workshop(home: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if not stood:
+            with suppress(OSError):  # it isn't empty: something came back
+                home.rmdir()
 
 
 @contextmanager

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Backups: one sealed file, and back from it.")
 File = Annotated[Path, typer.Argument(help="The backup.")]
 KeyringFile = Annotated[
-    Path | None, typer.Option("--keyring", help="The local keys that seal it; without it, what the settings say.")
+    Path | None,
+    typer.Option(
+        "--keyring",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="The local keys that seal it; without it, what the settings say.",
+    ),
 ]
 
 

@@ -15,6 +15,7 @@ from control_plane.cli.output import say, show_list
 from control_plane.cli.waiting import settled
 from control_plane.errors import InvalidInput
 
+_RECENT = 20
 COLUMNS = ("generation", "at", "outcome", "changed", "code", "reason")
 
 
@@ -39,9 +40,16 @@ def rollback(
     output: options.Output = options.Format.TABLE,
     profile: options.ProfileFile = None,
 ) -> None:
-    """Ask again for what an earlier generation was. What still runs of it serves at once."""
+    """Ask again for what an earlier generation was, all of it. What still runs of it serves at once."""
     with options.connect(profile) as client:
-        finish(client, client.roll_back(name, to), settled, wait, timeout, output)
+        before = client.endpoint(name).generation
+        after = client.roll_back(name, to)
+        if after.generation == before:
+            say("nothing differs")
+        for event in client.events(name, limit=_RECENT):
+            if event.kind == "rolled_back" and event.message.startswith(f"generation {after.generation}: "):
+                say(event.message)
+        finish(client, after, settled, wait, timeout, output)
 
 
 def promote(

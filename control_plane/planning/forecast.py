@@ -59,7 +59,11 @@ def forecast(
     for offer in offers:
         speed = speed_of(offer.fit, traffic.mean_context())
         if not offer.fit.fits:
-            raise InvalidInput(f"the model doesn't fit {offer.fit.machine.name}", param="accelerator")
+            raise InvalidInput(
+                f"the model doesn't fit {offer.fit.machine.name}: try another with -a, or more of them with --count "
+                "(`ingle plan fit` shows where it fits)",
+                param="accelerator",
+            )
         cold = offer.starts.seconds(Rung.COLD, offer.fit.weights)
         for rung in rungs:
             resting = offer.starts.seconds(rung, offer.fit.weights) if rung in RESTING_RUNGS else None

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from control_plane.errors import ConfigError, Unavailable
+from control_plane.errors import ConfigError, KeyringMissing, Unavailable
 from control_plane.security.files import private_folder, write_private
 
 _BEGIN, _END = b"-----BEGIN INGLE SEALED-----\n", b"-----END INGLE SEALED-----\n"
@@ -64,6 +64,8 @@ class LocalKeeper:
     def unwrap(self, wrapped: bytes, name: str) -> bytes:
         named, _, rest = wrapped.partition(b":")
         key_id = named.decode(errors="replace")
+        if not self._path.exists():
+            raise KeyringMissing(f"{self._path} isn't there: put back the copy that you kept", param="keyring")
         key = self._read().get(key_id)
         if key is None:
             raise ConfigError(f"{self._path} has no key {key_id!r}: put back the copy that has it", param="keyring")

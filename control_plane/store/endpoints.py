@@ -190,8 +190,12 @@ async def update_endpoint(
     *,
     if_generation: int | None = None,
     kind: str = "updated",
+    note: str = "",
 ) -> Endpoint:
-    """Change what is asked; counts a generation if anything differs. Raises NotFound, PreconditionFailed."""
+    """Change what is asked; counts a generation if anything differs, and says so with `note` in an event.
+
+    Raises NotFound, PreconditionFailed.
+    """
     row = await _changeable_row(session, name)
     if if_generation is not None and row.generation != if_generation:
         raise PreconditionFailed(f"{name} is at generation {row.generation}, not {if_generation}: read it again")
@@ -210,7 +214,7 @@ async def update_endpoint(
     await session.flush()
     endpoint = to_endpoint(row)
     await generations.record(session, endpoint, _spec(row), list(changed), now)
-    add_event(session, endpoint, now, kind, None, f"generation {row.generation}: {', '.join(sorted(changed))}")
+    add_event(session, endpoint, now, kind, None, f"generation {row.generation}: {', '.join(sorted(changed))}{note}")
     await bump_routes(session)
     touch(session, "endpoints")
     return endpoint
@@ -234,6 +238,9 @@ async def _change_runtime(session: AsyncSession, row: EndpointRow, before: Endpo
         row.stable_generation = row.generation
 
 
+_UNDONE_TOLD = 20
+
+
 async def roll_back(
     session: AsyncSession, name: str, to: int | None, now: float, *, if_generation: int | None = None
 ) -> tuple[Endpoint, int]:
@@ -247,7 +254,20 @@ async def roll_back(
     changes["canary"] = None
     if changes.get("warmth_by_wait"):
         del changes["warmth"]  # it was a choice then, and has been made anew since
-    after = await update_endpoint(session, name, changes, now, if_generation=if_generation, kind="rolled_back")
+    undone = ", ".join(
+        f"{one.generation} ({one.outcome}: {', '.join(one.changed)})"
+        for one in reversed(await generations.history(session, row.id, _UNDONE_TOLD))
+        if one.generation > found.generation
+    )
+    after = await update_endpoint(
+        session,
+        name,
+        changes,
+        now,
+        if_generation=if_generation,
+        kind="rolled_back",
+        note=f", as in generation {found.generation}; undone: {undone}",
+    )
     return after, found.generation
 
 

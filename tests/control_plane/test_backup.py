@@ -26,7 +26,7 @@ from control_plane.backup.place import require_place
 from control_plane.backup.sealed import SealedReader, SealedWriter
 from control_plane.client import AdminClient
 from control_plane.config import load_settings
-from control_plane.errors import ConfigError, DamagedBackup, ResidencyMismatch
+from control_plane.errors import ConfigError, DamagedBackup, KeyringMissing, ResidencyMismatch
 from control_plane.jurisdiction import within
 from control_plane.security.files import private_folder
 from control_plane.security.keyring import Keyring, LocalKeeper, open_keyring
@@ -110,9 +110,13 @@ def test_a_key_that_no_keyring_sealed_is_not_taken(tmp_path: Path) -> None:
     for forged in (sealed(Naive(LocalKeeper(tmp_path / "none")), b"x"), b"INGLE BACKUP 1\n{}\n", b"", b"INGLE"):
         with pytest.raises(DamagedBackup):
             opened(keyring, forged)
+    with pytest.raises(KeyringMissing, match="isn't there"):
+        opened(keyring_at(tmp_path / "nowhere"), sealed(keyring, b"x"))
+    another = keyring_at(tmp_path / "another")
+    another.seal(b"x", "x")
     with pytest.raises(ConfigError, match="has no key"):
-        opened(keyring_at(tmp_path / "another"), sealed(keyring, b"x"))
-    assert not (tmp_path / "another").exists()
+        opened(another, sealed(keyring, b"x"))
+    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("name", ["home/../x", "/etc/passwd", "home/keyring", "home/certs/..", "database/x"])
@@ -193,6 +197,10 @@ def come_back(fresh: Installation, tmp_path: Path, more: Callable[[Path], dict[s
     own = more(home)
     restored = ingle(home, "backup", "restore", str(file), "--keyring", str(kept), "-o", "json", **own)
     assert shown(restored)["digest"] == made["digest"]
+    for keys, says in ((), "--keyring must name"), (("--keyring", str(tmp_path / "gone")), "does not exist"):
+        refused = ingle(tmp_path / "nowhere", "backup", "restore", str(file), *keys, **own)
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
+        assert not (tmp_path / "nowhere").exists()
     again = ingle(home, "backup", "restore", str(file), "--keyring", str(kept), **own)
     assert (again.returncode, "isn't empty" in again.stderr) == (2, True)
     with installed(home, **own) as installation:
@@ -226,7 +234,7 @@ def test_an_installation_comes_back_on_postgres(postgres_url: str, fresh: Instal
     keys, home = str(tmp_path / "kept-keyring"), tmp_path / "third"
     refused = ingle(home, "backup", "restore", str(tmp_path / "a.backup"), "--keyring", keys, **own)
     assert (refused.returncode, "database_url names isn't empty" in refused.stderr) == (2, True)
-    assert not list(home.iterdir())
+    assert not home.exists()
 
 
 def test_what_is_written_meanwhile_breaks_nothing(fresh: Installation, tmp_path: Path) -> None:
@@ -307,9 +315,9 @@ def test_a_backup_that_would_leave_its_place_is_not_made(fresh: Installation, tm
     regions = json.dumps([{"name": "local-eu", "jurisdiction": "DE"}, {"name": "local-me", "jurisdiction": "AE"}])
     file = tmp_path / "a.backup"
     for more, says in (
-        ({}, "say whose law holds where backups are kept"),
+        ({}, "backup.jurisdiction must say whose law holds"),
         ({"INGLE_BACKUP__JURISDICTION": "DE"}, "records of local-me (AE) may not lie in DE"),
-        ({"INGLE_BACKUP__JURISDICTION": "US"}, "may not lie in US"),
+        ({"INGLE_BACKUP__JURISDICTION": "US"}, "may not lie in US, where backup.jurisdiction says"),
     ):
         refused = ingle(fresh.home, "backup", "create", str(file), INGLE_REGIONS=regions, **more)
         assert (refused.returncode, says in refused.stderr) == (3, True), refused.stderr
@@ -341,12 +349,12 @@ def test_a_broken_backup_is_told_and_nothing_comes_back_from_it(fresh: Installat
         assert len(verified.stderr.splitlines()) == 1
         restored = ingle(home, "backup", "restore", str(file), "--keyring", keys)
         assert restored.returncode == 1
-        assert not list(home.iterdir())
+        assert not home.exists()
     file.write_bytes(text)
     (tmp_path / "other").write_text("{}")
     strange = ingle(home, "backup", "restore", str(file), "--keyring", str(tmp_path / "other"))
     assert (strange.returncode, "has no key" in strange.stderr) == (2, True)
-    assert not list(home.iterdir())
+    assert not home.exists()
 
 
 def test_a_keyring_of_kms_opens_it_where_the_environment_names_it(

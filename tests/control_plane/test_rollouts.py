@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.client import AdminClient
 from control_plane.errors import Conflict, IngleError, NotFound
-from tests.control_plane.harness import Installation, chat, create, state_of, until
+from tests.control_plane.harness import Installation, chat, create, ingle, state_of, until
 
 CHAT = "/chat/completions"
 
@@ -88,6 +88,13 @@ def test_rolling_back_to_any_generation(platform: Installation, admin: AdminClie
     assert (after.model, after.max_replicas) == ("tokens-4", 1)
     until(lambda: outcomes(admin, name)[0] == (4, "serving"), "rolled back")
     assert tokens(platform, admin, name, key) == 4
+
+    # what a rollback undoes is told, what came just before it too
+    admin.update_endpoint(name, {"max_wait": 7.0})
+    undone = ingle(platform.home, "endpoint", "rollback", name, "--to", "4", **platform.more)
+    assert "generation 6: max_wait, as in generation 4; undone: 5 (" in undone.stderr, undone.stderr
+    again = ingle(platform.home, "endpoint", "rollback", name, "--to", "4", **platform.more)
+    assert "nothing differs" in again.stderr
     with pytest.raises(NotFound, match="generation 9"):
         admin.roll_back(name, 9)
 

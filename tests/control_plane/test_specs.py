@@ -76,8 +76,10 @@ def test_what_is_no_part_of_the_week_is_refused(text: str) -> None:
     [
         ("- 1", "document 1: it isn't a mapping"),
         ("name: x", "document 1 (x): kind: must be endpoint or tenant"),
-        ("kind: endpoint\nname: x\nregion: local-eu", "document 1 (x): model: Field required"),
-        ("kind: endpoint\nname: x\nregion: r\nmodel: m\nmax_replicsa: 3", "max_replicsa"),
+        ("kind: endpoint\nname: x\nregion: local-eu", "document 1 (x): model: is missing"),
+        ("kind: endpoint\nname: x\nregion: r\nmodel: m\nmax_replicsa: 3", "max_replicsa: there is no such field"),
+        ("kind: endpoint\nname: x\nregion: r\nmodel: m\nengine_args: x", "engine_args: must be a list"),
+        ("kind: endpoint\nname: x\nregion: r\nmodel: m\nmax_replicas: 0", "max_replicas: must be greater than"),
         ("kind: endpoint\nname: x\nregion: r\nmodel: m\nidle_timeout: soon", "idle_timeout: 'soon' isn't a duration"),
         ("kind: endpoint\nname: x\nregion: r\nmodel: m\nschedule: [never]", "schedule.0"),
         ("kind: endpoint\nname: x\nregion: r\nmodel: m\nmin_replicas: 3", "min_replicas 3 is more than max_replicas 1"),
