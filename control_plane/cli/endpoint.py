@@ -82,7 +82,7 @@ def create(
     region: Annotated[str, typer.Option("--region", "-r", help="The only region that it ever runs in.")],
     model: Annotated[str, typer.Option("--model", "-m", help="A model's name, path or address.")],
     gpu: Gpu = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="Accelerators of each replica.", min=0)] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Accelerators of each replica.", min=0, max=64)] = None,
     min_replicas: Min = None,
     max_replicas: Max = None,
     idle_timeout: Idle = None,
@@ -326,6 +326,8 @@ def logs(
             show_list(found, (), output)
             return
         last = _print_logs(found, "", follow)
+        if not found and not follow:
+            say("no replica of it has run yet")
         while follow:
             time.sleep(_LOOK_AGAIN)
             found, cursor = client.logs_since(name, cursor, lines=5000)
@@ -362,6 +364,8 @@ def try_(
 def finish(client: Any, endpoint: Any, goal: Goal, wait: bool, timeout: float, output: options.Format) -> None:
     if wait:
         endpoint = wait_for(client, endpoint.name, goal, timeout) or endpoint
+    elif not goal(endpoint):
+        say(f"{endpoint.name} is {endpoint.state} for now: --wait waits until that is done")
     show_one(endpoint, output, skip=("replicas",))
 
 
