@@ -3,8 +3,9 @@
 Each term asks for a number; the greatest counts. Up goes at once: by this moment's load and what it grew by of late.
 Down goes to the most that was wanted in a minute. Both heed chance: where requests come apart from each other, n at
 once are n give or take √n. Growth within that is none; and a load so far below that no chance brings it back was a
-burst, which has gone. In panic, when load outgrew twice what serves, nothing goes down. Windows and panic are Knative's
-idea; see its documents. How long they are was found by replaying traces: `make bench-scaler`.
+burst, which has gone, unless bursts came back twice of late. In panic, when load outgrew twice what serves, nothing
+goes down. Windows and panic are Knative's idea; see its documents. How long they are was found by replaying traces:
+`make bench-scaler`.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ def _slowly(best: Decision, endpoint: Endpoint, load: Load, memory: Memory, now:
         since = f"panic {now - memory.panic_at:.0f} s ago"
         return Decision(endpoint.desired_replicas, f"{since}: {best.why}", "panic")
     usual = max(load.total, memory.average(aim.growth_seconds, now))
-    kept = min(most, _enough(_up_to(usual, aim.by_chance), endpoint, aim))
+    enough = max(best.replicas, _enough(_up_to(usual, aim.by_chance), endpoint, aim))
+    kept = most if memory.comes_again(best.replicas, enough, now) else min(most, enough)
     if kept > best.replicas:
         return Decision(kept, f"{kept} of {most} wanted within {SLOW_SECONDS:g} s stay; now {best.why}", "slow-down")
     return best

@@ -12,6 +12,8 @@ from control_plane.steady import Steady
 
 SLOW_SECONDS = 60.0
 """How far back a decision looks."""
+AGAIN_SECONDS = 300.0
+"""A load that twice comes back so soon after it seemed to have gone is taken to come again, for twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def combine(reports: Sequence[Demand], replicas: Sequence[Replica], now: float, 
 
 
 class Memory:
-    """An endpoint's last minute: the load over it, what was wanted in it, when it was in panic.
+    """An endpoint's last minute: the load over it, what was wanted in it, when it was in panic or came back.
 
     Survives restarts by `dump` and `load`, whose times are ages, since another process has another clock.
     """
@@ -65,6 +67,9 @@ class Memory:
         """When the load became what it was then; the first one may have begun before the window."""
         self._wanted: deque[tuple[float, int]] = deque()
         self.panic_at: float | None = None
+        self._gone: tuple[float, int] | None = None
+        """When load seemed to have gone for good, and how many replicas were enough from then on."""
+        self._came_back: deque[float] = deque(maxlen=2)
 
     def note(self, load: int, now: float) -> None:
         if not self._loads or self._loads[-1][1] != load:
@@ -103,19 +108,34 @@ class Memory:
             self._wanted.popleft()
         return self._wanted[0][1]
 
+    def comes_again(self, wanted: int, enough: int, now: float) -> bool:
+        """Note that `enough` would do for good, by what is seen now; tell whether that was wrong twice of late."""
+        if self._gone is not None and now - self._gone[0] > AGAIN_SECONDS:
+            self._gone = None
+        if self._gone is not None and wanted > self._gone[1]:
+            self._came_back.append(now)
+            self._gone = None
+        most = self._wanted[0][1] if self._wanted else wanted
+        if enough < most and (self._gone is None or enough < self._gone[1]):
+            self._gone = (now, enough)
+        if self._came_back and now - self._came_back[-1] > 2 * AGAIN_SECONDS:
+            self._came_back.clear()
+        return len(self._came_back) == 2
+
     def forget_wanted(self) -> None:
         self._wanted.clear()
 
     @property
     def idle(self) -> bool:
         """Whether nothing is in it that a restart would lose."""
-        return not any(load for _, load in self._loads) and self.panic_at is None
+        return not any(load for _, load in self._loads) and self.panic_at is None and not self._came_back
 
     def dump(self, now: float) -> dict[str, Any]:
         return {
             "loads": [[round(now - at, 2), load] for at, load in self._loads],
             "wanted": [[round(now - at, 2), wanted] for at, wanted in self._wanted],
             "panic": None if self.panic_at is None else round(now - self.panic_at, 2),
+            "came_back": [round(now - at, 2) for at in self._came_back],
         }
 
     @classmethod
@@ -125,6 +145,8 @@ class Memory:
         memory._loads.extend((now - age - float(ago), int(load)) for ago, load in state["loads"])
         memory._wanted.extend((now - age - float(ago), int(wanted)) for ago, wanted in state["wanted"])
         memory.panic_at = None if state["panic"] is None else now - age - float(state["panic"])
+        # a version before this one doesn't write it
+        memory._came_back.extend(now - age - float(ago) for ago in state.get("came_back", ()))
         return memory
 
     def _thin(self) -> None:

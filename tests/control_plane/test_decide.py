@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -143,6 +144,20 @@ def test_how_long_a_second_replica_stays(load: int, seconds: int | None) -> None
         for second in range(90)
     }  # fmt: skip
     assert [second for second, count in counts.items() if count == 2][-1] == (89 if seconds is None else seconds)
+
+
+def test_what_goes_and_comes_again_keeps_its_replicas() -> None:
+    memory, counts = Memory(), [2]
+    for second in range(1800):
+        load = Load(20 if second % 20 < 10 else 2, 0, 0.0)
+        there = endpoint(desired_replicas=counts[-1])
+        counts.append(decide(there, load, memory, NO_SIGNALS, READY[: counts[-1]], NOW + second).replicas)
+        if second % 300 == 299:  # another process goes on
+            memory = Memory.load(json.loads(json.dumps(memory.dump(NOW + second))), age=0.0, now=NOW + second)
+    changes = [second for second, (before, after) in enumerate(pairwise(counts)) if before != after]
+    assert changes == [18, 20, 35, 38, 40], "let go twice, and not again"
+    calm = [decide(endpoint(), Load(2, 0, 0.0), memory, NO_SIGNALS, READY, NOW + 1800 + second) for second in range(62)]
+    assert calm[-1].replicas == 1
 
 
 WORK = Window((0, 1, 2, 3, 4), 8 * 60, 18 * 60, 2, "Europe/Berlin")
