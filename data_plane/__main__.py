@@ -55,7 +55,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_serve(commands: Any) -> None:
-    serve = commands.add_parser("serve", help="serve one model over HTTP", usage="ingle engine serve MODEL [options]")
+    serve = commands.add_parser(
+        "serve",
+        prog="ingle engine serve",
+        help="serve one model over HTTP",
+        usage="ingle engine serve MODEL [options]",
+    )
     serve.add_argument("model", help="a .gguf file, a folder with safetensors, or a name of the catalogue")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
@@ -136,6 +141,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _add_stage(commands: Any) -> None:
     stage = commands.add_parser(
         "stage",
+        prog="ingle engine stage",
         help="run a part of a model for an engine on another host",
         usage="ingle engine stage --connect HOST:PORT [options]",
     )

@@ -54,6 +54,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("stages_elsewhere", 0, self.stages - 1),
             ("seed", 0, (1 << 63) - 1),
         )
+        if self.stages == 1 and self.stages_elsewhere:
+            raise InvalidArgument(
+                "--stages-elsewhere says how many of --stages come from other hosts: give --stages too"
+            )
         for field, low, high in bounds:
             value = getattr(self, field)
             if not low <= value <= high:
@@ -63,6 +67,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.stages > 1 and self.precision == "packed":
             raise InvalidArgument("--precision packed runs a model whole: it has no --stages")
         host, _, port = self.stage_listen.rpartition(":")
+        if self.stages_elsewhere and not self.stage_listen:
+            raise InvalidArgument("--stage-listen is missing: HOST:PORT, where the stages of other hosts come to")
+        if self.stage_listen and not self.stages_elsewhere:
+            raise InvalidArgument("--stage-listen is for --stages-elsewhere, which says that no stage comes")
         if self.stages_elsewhere and not (host and port.isdigit() and int(port) <= 65535):
             raise InvalidArgument(f"--stage-listen must be HOST:PORT, not {self.stage_listen!r}")
         return self

@@ -8,6 +8,7 @@ DataPlaneError
 │   ├── InvalidArgument        invalid_argument           permanent, exit 2
 │   ├── PortInUse              port_in_use                passing
 │   ├── NotEnoughMemory        out_of_memory              passing
+│   ├── StageRefused           stage_refused              permanent; a stage that the engine doesn't take
 │   └── StageLost              stage_lost                 passing; also where a stage goes while it serves
 ├── EngineDied                 engine_died                the engine process ended or stopped making progress
 └── RequestError               one request's own fault, or refused; carries its HTTP status
@@ -64,6 +65,11 @@ class StageLost(StartError):
     code = "stage_lost"
 
 
+class StageRefused(StartError):
+    code = "stage_refused"
+    exit_code = 2
+
+
 class EngineDied(DataPlaneError):
     code = "engine_died"
 
@@ -102,6 +108,7 @@ START_ERRORS: dict[str, type[StartError]] = {
         InvalidArgument,
         PortInUse,
         NotEnoughMemory,
+        StageRefused,
         StageLost,
     )
 }

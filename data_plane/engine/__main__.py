@@ -6,9 +6,12 @@ FD is an inherited Unix socket; SETTINGS is an EngineConfig in JSON. It moves be
 from __future__ import annotations
 
 import gc
+import os
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ from data_plane import log
 from data_plane.config import EngineConfig
 from data_plane.engine.ipc import EngineSocket
 from data_plane.engine.messages import Counters, Failed, Progress, Ready, Rung, Stop, Warm, Warmed
-from data_plane.errors import InvalidArgument, StartError
+from data_plane.errors import StartError
 
 if TYPE_CHECKING:
     from data_plane.engine.core import EngineCore
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from data_plane.engine.stages import Stages
 
 _HEARTBEAT_S = 0.5
+_AFTER_PEER_S = 2.0
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +37,9 @@ def main(arguments: list[str]) -> int:
     # the HTTP process decides when the engine ends; a Ctrl-C reaches the whole group and is its business
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    peer = EngineSocket(socket.socket(fileno=int(arguments[0])))
+    connection = socket.socket(fileno=int(arguments[0]))
+    threading.Thread(target=_end_with, args=(connection.fileno(),), name="end-with-peer", daemon=True).start()
+    peer = EngineSocket(connection)
     engine = Engine(msgspec.json.decode(arguments[1], type=EngineConfig), started)
     try:
         engine.serve(peer)
@@ -45,6 +51,15 @@ def main(arguments: list[str]) -> int:
         return 1
     log.event("engine_stopped", steps=engine.steps)
     return 0
+
+
+def _end_with(peer: int) -> None:
+    """Nobody is there to serve once the other side is gone, whatever is being loaded or waited for."""
+    gone = select.poll()
+    gone.register(peer, 0)  # what is there to read is no matter
+    gone.poll()
+    time.sleep(_AFTER_PEER_S)  # it may end by itself, and say how
+    os._exit(1)
 
 
 class Engine:
@@ -136,8 +151,6 @@ def _load(config: EngineConfig, started: float, stages: Stages | None) -> tuple[
     from data_plane.loading.sources import resolve
 
     if is_encoder(resolve(config.model)):
-        if stages is not None:
-            raise InvalidArgument("--stages: an encoder runs whole, on one device")
         from data_plane.engine.encoder import load_encoder
 
         return load_encoder(config, started)

@@ -32,7 +32,7 @@ from data_plane.engine.messages import (
     frame,
     from_engine_decoder,
 )
-from data_plane.errors import START_ERRORS, EngineDied, RequestError, StartError
+from data_plane.errors import START_ERRORS, EngineDied, RequestError, StageLost, StartError
 
 Sink = Callable[[Output], None]
 
@@ -69,6 +69,8 @@ class EngineClient:
         self._pump: asyncio.Task[None] | None = None
         self._heard_at = time.monotonic()
         self._stopping = False
+        self._ended = "the engine process ended"
+        """Why it did, in words for whoever's request it takes with it."""
         self._warmed: asyncio.Future[Warmed] = asyncio.get_running_loop().create_future()
         """Of the move that is under way, or was the last one."""
         self._moved_at = time.monotonic()
@@ -156,20 +158,19 @@ class EngineClient:
             self._writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        reason = "the engine process ended"
         try:
             while True:
                 (size,) = FRAME.unpack(await reader.readexactly(FRAME.size))
                 if size > MOST_FRAME_BYTES:
-                    reason = "the engine sent a frame that is too large"
+                    self._ended = "the engine sent a frame that is too large"
                     break
                 self._take(from_engine_decoder.decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except msgspec.DecodeError:
-            reason = "the engine sent what is no message"
+            self._ended = "the engine sent what is no message"
         finally:
-            self._end(reason)
+            self._end(self._ended)
 
     def _take(self, messages: list[FromEngine]) -> None:
         self._heard_at = time.monotonic()
@@ -190,6 +191,8 @@ class EngineClient:
                 self._fail(START_ERRORS.get(message.code, StartError)(message.message))
             elif isinstance(message, Failed):
                 log.event("engine_failed", level="error", code=message.code, reason=message.message)
+                if message.code == StageLost.code:
+                    self._ended = "the engine lost a part of the model"
 
     def _fail(self, error: StartError) -> None:
         self._warmed.set_exception(error)

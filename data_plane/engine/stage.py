@@ -22,6 +22,7 @@ from data_plane.engine.stage_link import (
     Done,
     Fault,
     Hello,
+    Joined,
     Message,
     Open,
     Opened,
@@ -33,7 +34,7 @@ from data_plane.engine.stage_link import (
     Step,
 )
 from data_plane.engine.stages import OUT_OF_MEMORY, TOKEN_VARIABLE
-from data_plane.errors import InvalidArgument, StageLost, StartError
+from data_plane.errors import InvalidArgument, StageLost, StageRefused, StartError
 from data_plane.models.batch import Array, Batch
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 300.0
 _TRY_SECONDS = 5.0
+_SAY_SECONDS = 30.0
 _AGAIN_SECONDS = 0.25
 
 
@@ -57,7 +59,18 @@ def join(address: str, name: str, authority: str) -> int:
     With `authority`, a PEM file, by TLS, where it must show a certificate for `name`. Raises StartError.
     """
     link = StageLink(_connect(address, name, authority))
-    link.send(Hello(os.environ.get(TOKEN_VARIABLE, "")))
+    try:
+        link.patience(_TRY_SECONDS)
+        link.send(Hello(os.environ.get(TOKEN_VARIABLE, "")))
+        answer, _ = link.receive()
+    except StageLost as error:
+        raise StageLost(
+            f"what listens at {address} doesn't answer as an engine that waits for stages: {error}"
+        ) from None
+    if isinstance(answer, Refused):
+        raise StageRefused(f"the engine at {address} doesn't take this stage: {answer.message}")
+    if not isinstance(answer, Joined):
+        raise StageLost(f"the engine at {address} said {type(answer).__name__} where Joined was due")
     log.event("stage_joined", address=address)
     return run(link)
 
@@ -225,6 +238,7 @@ def _connect(address: str, name: str, authority: str) -> socket.socket:
         except OSError as error:
             raise InvalidArgument(f"--tls-authority doesn't load: {error}") from None
     deadline = time.monotonic() + _CONNECT_SECONDS
+    say_at = 0.0
     while True:
         try:
             connection = socket.create_connection((host, int(port)), timeout=_TRY_SECONDS)
@@ -232,6 +246,10 @@ def _connect(address: str, name: str, authority: str) -> socket.socket:
         except OSError as error:
             if isinstance(error, ssl.SSLCertVerificationError) or time.monotonic() > deadline:
                 raise StageLost(f"no engine at {address}: {error}") from None
+            if time.monotonic() >= say_at:
+                say_at = time.monotonic() + _SAY_SECONDS
+                left = round(deadline - time.monotonic())
+                log.event("engine_awaited", address=address, seconds=left, reason=error.strerror or str(error))
         time.sleep(_AGAIN_SECONDS)
 
 

@@ -24,9 +24,13 @@ _SILENT_SECONDS = 15
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", array_like=True):
-    """A stage's first word: the replica's token, by which the first stage knows it."""
+    """A stage's first word: the replica's token, by which the first stage knows it. Answered by Joined or Refused."""
 
     token: str
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined", array_like=True):
+    pass
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
@@ -51,7 +55,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """Why it can't load; `code` is a StartError's."""
+    """Why it can't load, or isn't taken; `code` is a StartError's."""
 
     code: str
     message: str
@@ -99,7 +103,7 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", array_like=True):
     message: str
 
 
-Message = Hello | Open | Opened | Refused | Cache | Step | Release | Restore | Shut | Done | Fault
+Message = Hello | Joined | Open | Opened | Refused | Cache | Step | Release | Restore | Shut | Done | Fault
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -8,12 +8,15 @@ takes the engine with it: half a model serves nobody.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import ipaddress
 import os
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +28,7 @@ from data_plane.engine.stage_link import (
     Done,
     Fault,
     Hello,
+    Joined,
     Message,
     Open,
     Opened,
@@ -35,7 +39,7 @@ from data_plane.engine.stage_link import (
     StageLink,
     Step,
 )
-from data_plane.errors import START_ERRORS, InvalidArgument, PortInUse, StageLost, StartError
+from data_plane.errors import START_ERRORS, InvalidArgument, PortInUse, StageLost, StageRefused, StartError
 from data_plane.models.batch import Batch
 from data_plane.models.spec import ModelSpec
 
@@ -48,6 +52,7 @@ _JOIN_SECONDS = 300.0
 _LOAD_SECONDS = 1800.0
 _STEP_SECONDS = 120.0
 _GREET_SECONDS = 5.0
+_SAY_SECONDS = 30.0
 _END_SECONDS = 5.0
 _M = TypeVar("_M", Opened, Done)
 
@@ -62,6 +67,8 @@ class Stages:
     def __init__(self, config: EngineConfig) -> None:
         """Start those of this machine, and listen for the others. Raises StartError."""
         self._config = config
+        self._token = os.environ.get(TOKEN_VARIABLE, "")
+        _check(config, self._token)
         self._links: list[StageLink] = []
         self._children: list[subprocess.Popen[bytes]] = []
         self._opened: list[Opened] = []
@@ -134,6 +141,8 @@ class Stages:
         for link in self._links:
             link.close()
         if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for another
             self._listener.close()
         for child in self._children:
             try:
@@ -166,46 +175,66 @@ class Stages:
         self._links.append(StageLink(ours))
 
     def _join(self) -> None:
-        """Wait until as many have come as there are to be."""
+        """Wait until as many have come as there are to be; who comes later is turned away."""
+        if self._listener is None or len(self._links) == self._config.stages - 1:
+            return
         deadline = time.monotonic() + _JOIN_SECONDS
-        while len(self._links) < self._config.stages - 1 and self._listener is not None:
+        while missing := self._config.stages - 1 - len(self._links):
             left = deadline - time.monotonic()
-            missing = self._config.stages - 1 - len(self._links)
+            if left <= 0:
+                raise StageLost(f"{missing} of the stages did not come within {_JOIN_SECONDS:.0f} s")
+            log.event("stages_awaited", missing=missing, listen=self._config.stage_listen, seconds=round(left))
+            self._listener.settimeout(min(left, _SAY_SECONDS))
             try:
-                if left <= 0:
-                    raise TimeoutError
-                self._listener.settimeout(left)
-                connection, address = self._listener.accept()
+                link = self._greet(self._listener)
             except TimeoutError:
-                raise StageLost(f"{missing} of the stages did not come within {_JOIN_SECONDS:.0f} s") from None
-            link = self._greet(connection)
-            log.event("stage_joined" if link else "stage_refused", level="info" if link else "warning", host=address[0])
+                continue
             if link is not None:
+                link.send(Joined())
                 self._links.append(link)
+        threading.Thread(target=self._turn_away, args=(self._listener,), name="surplus-stages", daemon=True).start()
 
-    def _greet(self, connection: socket.socket) -> StageLink | None:
-        """Whoever comes must know the replica's token; None, and nothing is said, where it doesn't."""
-        connection.settimeout(_GREET_SECONDS)
+    def _turn_away(self, listener: socket.socket) -> None:
+        listener.settimeout(None)
+        while True:
+            try:
+                link = self._greet(listener)
+                if link is not None:
+                    _refuse(
+                        link, f"the engine has the {self._config.stages_elsewhere} that --stages-elsewhere asks for"
+                    )
+            except OSError:  # it was closed
+                return
+            except StageLost:
+                continue
+
+    def _greet(self, listener: socket.socket) -> StageLink | None:
+        """The next that comes, if it knows the replica's token. Raises TimeoutError, OSError as `accept` does."""
+        connection, address = listener.accept()
         try:
+            connection.settimeout(_GREET_SECONDS)
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             link = StageLink(connection)
             message, _ = link.receive()
-        except (OSError, StageLost):
+            if not isinstance(message, Hello):
+                raise StageLost("it is no stage")
+            if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+                _refuse(link, f"the token in {TOKEN_VARIABLE} isn't the engine's")
+                raise StageLost("wrong token" if message.token else "no token")
+        except (OSError, StageLost) as error:
             connection.close()
+            log.event("stage_refused", level="warning", host=address[0], reason=str(error))
             return None
-        expected = os.environ.get(TOKEN_VARIABLE, "")
-        if isinstance(message, Hello) and hmac.compare_digest(message.token.encode(), expected.encode()):
-            return link
-        connection.close()
-        return None
+        log.event("stage_joined", host=address[0])
+        return link
 
 
 def split(spec: ModelSpec, stages: int) -> list[range]:
     """Consecutive layers for each stage, so that each has about as many weights: the first has the tables, too."""
     layers = spec.num_layers
     if stages > layers:
-        raise InvalidArgument(f"--stages {stages}: the model has {layers} layers, and a stage needs one")
+        raise InvalidArgument(f"--stages {stages}: the model has {layers} layers, and each stage needs one")
     parts = ("q", "k", "v", "o", "gate", "up", "down")
     of_layer = sum(rows * width for rows, width in (spec.shape(f"layers.0.{part}.weight") for part in parts))
     tables = spec.vocab_size * spec.hidden_size * (1 if spec.tied_head else 2) / of_layer
@@ -215,6 +244,36 @@ def split(spec: ModelSpec, stages: int) -> list[range]:
     for number in range(stages - 1):
         borders.append(borders[-1] + each + (number < more))
     return [range(start, stop) for start, stop in pairwise(borders)]
+
+
+def _check(config: EngineConfig, token: str) -> None:
+    """Before anything is started. Raises StartError."""
+    from data_plane.loading.files import is_encoder
+    from data_plane.loading.formats import open_checkpoint
+    from data_plane.loading.sources import resolve
+
+    host = config.stage_listen.rpartition(":")[0].strip("[]")
+    if config.stages_elsewhere and not token and not _is_loopback(host):
+        raise InvalidArgument(
+            f"--stage-listen {config.stage_listen}: others reach it, and have to be told from stages: set "
+            f"{TOKEN_VARIABLE} to one secret here and there"
+        )
+    path = resolve(config.model)
+    if is_encoder(path):
+        raise InvalidArgument("--stages: an encoder runs whole, on one device")
+    split(open_checkpoint(path).spec, config.stages)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refuse(link: StageLink, why: str) -> None:
+    link.send(Refused(StageRefused.code, why))
+    link.close()
 
 
 def _checked(message: Message, kind: type[_M]) -> _M:

@@ -147,13 +147,28 @@ def test_more_stages_than_layers_are_refused(model: Path) -> None:
         split(open_checkpoint(model).spec, 6)
 
 
+def test_what_cannot_be_is_refused_before_anything_starts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.delenv("INGLE_REPLICA_TOKEN", raising=False)
+    with pytest.raises(InvalidArgument, match="--stages 6: the model has 5 layers"):
+        Stages(config(model, stages=6))
+    for open_to_all in ("0.0.0.0:0", "example.org:0"):
+        with pytest.raises(InvalidArgument, match=r"others reach it.* set INGLE_REPLICA_TOKEN"):
+            Stages(config(model, stages=2, stages_elsewhere=1, stage_listen=open_to_all))
+    Stages(config(model, stages=2, stages_elsewhere=1, stage_listen="127.0.0.1:0")).close()
+    monkeypatch.setenv("INGLE_REPLICA_TOKEN", "t")
+    Stages(config(model, stages=2, stages_elsewhere=1, stage_listen="0.0.0.0:0")).close()
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"stages": 0}, "--stages must be between 1 and 64"),
         ({"stages": 2, "precision": "packed"}, "--precision packed runs a model whole"),
         ({"stages": 2, "stages_elsewhere": 2}, "--stages-elsewhere must be between 0 and 1"),
-        ({"stages": 2, "stages_elsewhere": 1}, "--stage-listen must be HOST:PORT"),
+        ({"stages_elsewhere": 1}, "--stages-elsewhere says how many of --stages come from other hosts"),
+        ({"stages": 2, "stages_elsewhere": 1}, "--stage-listen is missing: HOST:PORT"),
+        ({"stages": 2, "stage_listen": "127.0.0.1:9"}, "--stage-listen is for --stages-elsewhere"),
         ({"stages": 2, "stages_elsewhere": 1, "stage_listen": "x:http"}, "--stage-listen must be HOST:PORT"),
     ],
 )
@@ -196,6 +211,37 @@ def test_stages_end_with_their_engine(spoken: Path, tmp_path: Path) -> None:
         eventually(lambda: not any(alive(pid) for pid in stages))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_that_waits_for_stages_ends_with_its_server(spoken: Path, tmp_path: Path, number: int) -> None:
+    port = free_port()
+    asked = ("--stages", "3", "--stages-elsewhere", "1", "--stage-listen", f"127.0.0.1:{port}")
+    process = start(spoken, tmp_path / "log", *asked, "--precision", "float32")
+    try:
+        eventually(lambda: "stages_awaited" in (tmp_path / "log").read_text())
+        (engine,) = children(process.pid)
+        (stage,) = children(engine)
+        process.send_signal(number)
+        process.wait(60)
+        eventually(lambda: not alive(engine) and not alive(stage))
+        socket.create_server(("127.0.0.1", port)).close()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_no_engine_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with joining(port, tmp_path / "log", "t") as stage:
+            connection, _ = other.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            assert stage.wait(60) == 1
+            connection.close()
+    assert f"what listens at 127.0.0.1:{port} doesn't answer as an engine" in (tmp_path / "log").read_text()
+    with joining(port, tmp_path / "waits", "t"):  # nobody listens there
+        eventually(lambda: "engine_awaited" in (tmp_path / "waits").read_text())
+
+
 @contextlib.contextmanager
 def joining(port: int, log: Path, token: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "data_plane", "stage", "--connect", f"127.0.0.1:{port}", *flags]
@@ -224,18 +270,27 @@ def test_stages_of_other_hosts_come_by_tcp_with_the_replicas_token(spoken: Path,
     process = start(spoken, tmp_path / "log", *asked, *served, "--precision", "float32", INGLE_REPLICA_TOKEN="right")
     try:
         with joining(port, tmp_path / "wrong", "wrong", *flags) as stranger:
-            assert stranger.wait(60) == 0
-        assert "stage_ended" in (tmp_path / "wrong").read_text()
+            assert stranger.wait(60) == 2
+        assert "doesn't take this stage: the token in INGLE_REPLICA_TOKEN isn't" in (tmp_path / "wrong").read_text()
+        with joining(port, tmp_path / "none", "", *flags) as stranger:
+            assert stranger.wait(60) == 2
         with joining(port, tmp_path / "stage", "right", *flags) as stage:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
             assert ready["event"] == "ready", ready
-            told = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
-            assert (told.count("stage_refused"), told.count("stage_joined")) == (1, 1)
+            told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+            assert [line["reason"] for line in told if line["event"] == "stage_refused"] == ["wrong token", "no token"]
+            assert [line["event"] for line in told].count("stage_joined") == 1
+            awaited = [line for line in told if line["event"] == "stages_awaited"]
+            assert (awaited[0]["missing"], awaited[0]["listen"]) == (1, f"127.0.0.1:{port}")
+            with joining(port, tmp_path / "surplus", "right", *flags) as surplus:
+                assert surplus.wait(60) == 2
+            assert "the engine has the 1 that --stages-elsewhere asks for" in (tmp_path / "surplus").read_text()
             if not tls:
                 replica = Replica(process, ready, tmp_path / "log")
                 replica.client.headers["Authorization"] = "Bearer right"
                 assert replica.complete(tiny.tokens_for(5, 9), max_tokens=4)["usage"]["completion_tokens"] == 4
+                assert "right" not in (tmp_path / "log").read_text() + (tmp_path / "stage").read_text()
                 replica.client.close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
@@ -263,8 +318,7 @@ def test_a_stage_believes_no_engine_without_the_right_certificate(spoken: Path, 
         for ca, name in ((other, "r.replica.ingle"), (authority, "else.replica.ingle")):
             flags = ("--tls-authority", str(ca.ca_file), "--tls-name", name)
             with joining(port, tmp_path / "log", "", *flags) as process:
-                connection, _ = stages._listener.accept()  # type: ignore[union-attr]
-                assert stages._greet(connection) is None
+                assert stages._greet(stages._listener) is None  # type: ignore[arg-type]
                 assert process.wait(60) == 1
             assert "certificate verify failed" in (tmp_path / "log").read_text()
     finally:
