@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from control_plane.specs import Change, Spec
 
 PATIENCE = 600.0
+_REFUSABLE = frozenset({"model", "gpu", "gpus", "preset", "engine_args"})
+"""What an update may be refused for by more than its document alone."""
 Files = Annotated[
     list[Path], typer.Option("--file", "-f", help="A file of YAML documents, or - for stdin; may be repeated.")
 ]
@@ -121,7 +123,8 @@ def _check(client: AdminClient, changes: list[Change]) -> None:
 
     wrong = []
     for change in changes:
-        if change.kind == "endpoint" and change.spec is not None and change.verb != "keep":
+        asks = change.verb in ("create", "move") or (change.verb == "update" and _REFUSABLE & change.fields.keys())
+        if change.kind == "endpoint" and change.spec is not None and asks:
             try:
                 client.check_endpoint(specs.body_of(change.spec))
             except InvalidInput as error:
