@@ -35,11 +35,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ingle", description="Run a language model, or look at one.")
+    parser = _Parser(prog="ingle engine", description="Run a language model, or look at one.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_stage(commands)
-    model = commands.add_parser("model", help="fetch and inspect models")
+    model = commands.add_parser("model", prog="ingle model", help="fetch and inspect models")
     verbs = model.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     pull = verbs.add_parser("pull", help="fetch a model of the catalogue into the cache")
     pull.add_argument("name")
