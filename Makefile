@@ -42,7 +42,7 @@ up: setup       ## the platform, kept running; prints URL, key and dashboard
 	@$(BIN)/ingle up --demo
 
 test: setup $(VENV)/.dev  ## every test that pip alone can serve
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .

@@ -250,8 +250,11 @@ class LocalProvider:
         kept = _read_json(folder / "said.json")
         if kept is not None:
             return kept
-        with open(folder / "stdout.log", "rb") as file:
-            output = file.read(_FIRST_OUTPUT)
+        try:
+            with open(folder / "stdout.log", "rb") as file:
+                output = file.read(_FIRST_OUTPUT)
+        except FileNotFoundError:  # it was started from another folder, which is no more
+            return {}
         for line in output.splitlines(keepends=True):
             if line.endswith(b"\n") and line.startswith(b"{"):
                 try:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 300.0
 _TRY_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
 _SAY_SECONDS = 30.0
 _AGAIN_SECONDS = 0.25
 
@@ -60,7 +61,7 @@ def join(address: str, name: str, authority: str) -> int:
     """
     link = StageLink(_connect(address, name, authority))
     try:
-        link.patience(_TRY_SECONDS)
+        link.patience(_ANSWER_SECONDS)
         link.send(Hello(os.environ.get(TOKEN_VARIABLE, "")))
         answer, _ = link.receive()
     except StageLost as error:

@@ -77,6 +77,9 @@ class Stages:
         self._tls = _tls(config) if self._listener else None
         for index in range(1, self._here):
             self._start(index)
+        self._come = threading.Condition()
+        if self._listener is not None:
+            threading.Thread(target=self._take, args=(self._listener,), name="stages", daemon=True).start()
 
     def open(self, spec: ModelSpec, precision: str, device: str, max_model_len: int) -> range:
         """Have each load its part, without waiting for it. Returns the layers that stay with the first."""
@@ -175,41 +178,36 @@ class Stages:
         self._links.append(StageLink(ours))
 
     def _join(self) -> None:
-        """Wait until as many have come as there are to be; who comes later is turned away."""
-        if self._listener is None or len(self._links) == self._config.stages - 1:
-            return
+        """Wait until as many have come as there are to be."""
         deadline = time.monotonic() + _JOIN_SECONDS
-        while missing := self._config.stages - 1 - len(self._links):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise StageLost(f"{missing} of the stages did not come within {_JOIN_SECONDS:.0f} s")
-            log.event("stages_awaited", missing=missing, listen=self._config.stage_listen, seconds=round(left))
-            self._listener.settimeout(min(left, _SAY_SECONDS))
-            try:
-                link = self._greet(self._listener)
-            except TimeoutError:
-                continue
-            if link is not None:
-                link.send(Joined())
-                self._links.append(link)
-        threading.Thread(target=self._turn_away, args=(self._listener,), name="surplus-stages", daemon=True).start()
+        with self._come:
+            while missing := self._config.stages - 1 - len(self._links):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise StageLost(f"{missing} of the stages did not come within {_JOIN_SECONDS:.0f} s")
+                log.event("stages_awaited", missing=missing, listen=self._config.stage_listen, seconds=round(left))
+                self._come.wait(min(left, _SAY_SECONDS))
 
-    def _turn_away(self, listener: socket.socket) -> None:
-        listener.settimeout(None)
+    def _take(self, listener: socket.socket) -> None:
+        """Take whoever comes, while this process has other things to do; one too many is told so."""
         while True:
             try:
                 link = self._greet(listener)
-                if link is not None:
-                    _refuse(
-                        link, f"the engine has the {self._config.stages_elsewhere} that --stages-elsewhere asks for"
-                    )
             except OSError:  # it was closed
                 return
-            except StageLost:
+            if link is None:
                 continue
+            with self._come, contextlib.suppress(StageLost):  # one that went at once
+                if len(self._links) == self._config.stages - 1:
+                    more = self._config.stages_elsewhere
+                    _refuse(link, f"the engine has the {more} that --stages-elsewhere asks for")
+                    continue
+                link.send(Joined())
+                self._links.append(link)
+                self._come.notify_all()
 
     def _greet(self, listener: socket.socket) -> StageLink | None:
-        """The next that comes, if it knows the replica's token. Raises TimeoutError, OSError as `accept` does."""
+        """The next that comes, if it knows the replica's token. Raises OSError as `accept` does."""
         connection, address = listener.accept()
         try:
             connection.settimeout(_GREET_SECONDS)

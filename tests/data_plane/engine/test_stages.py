@@ -22,7 +22,7 @@ from control_plane.security.certificates import CertificateAuthority
 from data_plane.config import EngineConfig
 from data_plane.engine.loader import Loaded, load
 from data_plane.engine.messages import SamplingParams
-from data_plane.engine.stage_link import Hello, StageLink
+from data_plane.engine.stage_link import Hello, Joined, Open, StageLink
 from data_plane.engine.stages import Stages, split
 from data_plane.errors import InvalidArgument, ModelNotFound, StageLost
 from data_plane.loading.formats import open_checkpoint
@@ -218,6 +218,9 @@ def test_an_engine_that_waits_for_stages_ends_with_its_server(spoken: Path, tmp_
     process = start(spoken, tmp_path / "log", *asked, "--precision", "float32")
     try:
         eventually(lambda: "stages_awaited" in (tmp_path / "log").read_text())
+        said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        (awaited,) = [line for line in said if line["event"] == "stages_awaited"]
+        assert (awaited["missing"], awaited["listen"]) == (1, f"127.0.0.1:{port}")
         (engine,) = children(process.pid)
         (stage,) = children(engine)
         process.send_signal(number)
@@ -227,6 +230,26 @@ def test_an_engine_that_waits_for_stages_ends_with_its_server(spoken: Path, tmp_
     finally:
         process.kill()
         process.communicate()
+
+
+def test_stages_are_taken_before_the_model_is_opened_and_one_that_went_keeps_nobody_out(model: Path) -> None:
+    port = free_port()
+    stages = Stages(config(model, precision="float32", stages=2, stages_elsewhere=1, stage_listen=f"127.0.0.1:{port}"))
+    try:
+        for _ in range(3):  # these say hello, and go
+            with socket.create_connection(("127.0.0.1", port)) as gone:
+                StageLink(gone).send(Hello("wrong"))
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            link = StageLink(connection)
+            link.patience(20)
+            link.send(Hello(os.environ.get("INGLE_REPLICA_TOKEN", "")))
+            assert link.receive() == (Joined(), [])
+            shares = stages.open(open_checkpoint(model).spec, "float32", "cpu", 64)
+            asked, _ = link.receive()
+            assert isinstance(asked, Open)
+            assert range(asked.start, asked.stop) == range(shares.stop, LAYERS)
+    finally:
+        stages.close()
 
 
 def test_what_is_no_engine_is_told(tmp_path: Path) -> None:
@@ -281,8 +304,6 @@ def test_stages_of_other_hosts_come_by_tcp_with_the_replicas_token(spoken: Path,
             told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
             assert [line["reason"] for line in told if line["event"] == "stage_refused"] == ["wrong token", "no token"]
             assert [line["event"] for line in told].count("stage_joined") == 1
-            awaited = [line for line in told if line["event"] == "stages_awaited"]
-            assert (awaited[0]["missing"], awaited[0]["listen"]) == (1, f"127.0.0.1:{port}")
             with joining(port, tmp_path / "surplus", "right", *flags) as surplus:
                 assert surplus.wait(60) == 2
             assert "the engine has the 1 that --stages-elsewhere asks for" in (tmp_path / "surplus").read_text()
@@ -318,9 +339,9 @@ def test_a_stage_believes_no_engine_without_the_right_certificate(spoken: Path, 
         for ca, name in ((other, "r.replica.ingle"), (authority, "else.replica.ingle")):
             flags = ("--tls-authority", str(ca.ca_file), "--tls-name", name)
             with joining(port, tmp_path / "log", "", *flags) as process:
-                assert stages._greet(stages._listener) is None  # type: ignore[arg-type]
                 assert process.wait(60) == 1
             assert "certificate verify failed" in (tmp_path / "log").read_text()
+        assert stages._links == []
     finally:
         stages.close()
 
