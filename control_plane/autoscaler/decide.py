@@ -92,7 +92,7 @@ def decide(
     terms += [_cache_term(load, signals, ready, aim), floor]
     best = max(terms, key=lambda term: term.replicas)
     # as soon as the windows see nothing any more, one stays until it was idle for long enough
-    best = max(best, Decision(1, "idle, within its idle time", "idle"), key=lambda term: term.replicas)
+    best = max(best, Decision(1, "nobody asks, within its idle time", "idle"), key=lambda term: term.replicas)
     best = _slowly(best, endpoint, load, memory, now, aim)
     if best.replicas > endpoint.max_replicas:
         return Decision(endpoint.max_replicas, f"{best.why}; at most {endpoint.max_replicas}", "max")
