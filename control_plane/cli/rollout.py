@@ -46,7 +46,7 @@ def rollback(
         after = client.roll_back(name, to)
         if after.generation == before:
             say("nothing differs")
-        for event in client.events(name, limit=_RECENT):
+        for event in client.events(name, limit=_RECENT) if after.generation != before else ():
             if event.kind == "rolled_back" and event.message.startswith(f"generation {after.generation}: "):
                 say(event.message)
         finish(client, after, settled, wait, timeout, output)

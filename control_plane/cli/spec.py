@@ -54,7 +54,11 @@ def apply(
         for change in changes:
             _do(client, change, timeout)
         for change in changes if wait else ():
-            if change.kind == "endpoint" and change.verb in ("create", "update", "move"):
+            if change.kind == "endpoint" and change.verb == "keep":
+                kept = client.endpoint(change.name)
+                if kept.given_up:
+                    failed.append(f"{kept.name} failed before: {kept.reason.message} ({kept.reason.code})")
+            elif change.kind == "endpoint" and change.verb in ("create", "update", "move"):
                 try:
                     wait_for(client, change.name, settled, timeout)
                 except IngleError as error:

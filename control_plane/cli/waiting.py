@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from control_plane.domain import EndpointState
+from control_plane.domain import EndpointState, ReplicaState
 from control_plane.errors import GaveUpWaiting, IngleError, NotFound
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ def serving(endpoint: Endpoint) -> bool:
 
 
 def settled(endpoint: Endpoint) -> bool:
-    """What was asked stands, running or not."""
+    """What was asked stands, running or not; a canary stands once it serves."""
+    if endpoint.canary is not None and endpoint.observed_generation != endpoint.generation:
+        return any(
+            replica.state == ReplicaState.READY and replica.generation == endpoint.generation
+            for replica in endpoint.replicas
+        )
     return endpoint.observed_generation == endpoint.generation and endpoint.state in (
         EndpointState.READY,
         EndpointState.ZERO,

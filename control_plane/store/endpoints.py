@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from control_plane.domain import Endpoint, EndpointState, Runtime, SpendStop, Window
+from control_plane.domain import Endpoint, EndpointState, ReplicaState, Runtime, SpendStop, Window
 from control_plane.errors import Conflict, NotFound, PreconditionFailed
 from control_plane.store import generations
 from control_plane.store.database import touch
@@ -232,6 +232,7 @@ async def _change_runtime(session: AsyncSession, row: EndpointRow, before: Endpo
                 ReplicaRow.endpoint_id == row.id,
                 ReplicaRow.generation >= before.stable_generation,
                 ReplicaRow.generation < before.runtime_generation,
+                ReplicaRow.state != ReplicaState.TERMINATED,  # what has ended ran as what it was
             )
             .values(generation=row.generation)
         )

@@ -192,7 +192,7 @@ class Stages:
         """Take whoever comes, while this process has other things to do; one too many is told so."""
         while True:
             try:
-                link = self._greet(listener)
+                link, host = self._greet(listener)
             except OSError:  # it was closed
                 return
             if link is None:
@@ -200,14 +200,16 @@ class Stages:
             with self._come, contextlib.suppress(StageLost):  # one that went at once
                 if len(self._links) == self._config.stages - 1:
                     more = self._config.stages_elsewhere
+                    log.event("stage_refused", level="warning", host=host, reason="one too many")
                     _refuse(link, f"the engine has the {more} that --stages-elsewhere asks for")
                     continue
                 link.send(Joined())
+                log.event("stage_joined", host=host)
                 self._links.append(link)
                 self._come.notify_all()
 
-    def _greet(self, listener: socket.socket) -> StageLink | None:
-        """The next that comes, if it knows the replica's token. Raises OSError as `accept` does."""
+    def _greet(self, listener: socket.socket) -> tuple[StageLink | None, str]:
+        """The next that comes, if it knows the replica's token, and its address. Raises OSError as `accept` does."""
         connection, address = listener.accept()
         try:
             connection.settimeout(_GREET_SECONDS)
@@ -223,9 +225,8 @@ class Stages:
         except (OSError, StageLost) as error:
             connection.close()
             log.event("stage_refused", level="warning", host=address[0], reason=str(error))
-            return None
-        log.event("stage_joined", host=address[0])
-        return link
+            return None, address[0]
+        return link, address[0]
 
 
 def split(spec: ModelSpec, stages: int) -> list[range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -69,11 +70,21 @@ def test_a_change_that_fails_leaves_what_serves(
     assert again.isdisjoint(before)
 
     # back to what served: it runs already
+    ran = ran_as(admin, name)
     back = admin.roll_back(name)
     assert (back.model, back.generation) == ("tokens-4", 3)
+    assert {replica: generation for replica, generation in ran_as(admin, name).items() if replica not in again} == {
+        replica: generation for replica, generation in ran.items() if replica not in again
+    }, "what has ended ran as what it was"
     until(lambda: state_of(admin, name) == "ready", "ready")
     assert ids(admin, name) == again, "nothing was started anew"
     until(lambda: outcomes(admin, name) == [(3, "serving"), (2, "failed"), (1, "served")], "told so")
+
+
+def ran_as(admin: AdminClient, name: str) -> dict[str, int]:
+    """By evidence: each replica's generation."""
+    contents = [json.loads(line)["content"] for line in admin.evidence(name)]
+    return {content["replica"]: content["generation"] for content in contents if content["kind"] == "replica"}
 
 
 def test_rolling_back_to_any_generation(platform: Installation, admin: AdminClient, key: str, name: str) -> None:
@@ -95,6 +106,7 @@ def test_rolling_back_to_any_generation(platform: Installation, admin: AdminClie
     assert "generation 6: max_wait, as in generation 4; undone: 5 (" in undone.stderr, undone.stderr
     again = ingle(platform.home, "endpoint", "rollback", name, "--to", "4", **platform.more)
     assert "nothing differs" in again.stderr
+    assert "undone" not in again.stderr
     with pytest.raises(NotFound, match="generation 9"):
         admin.roll_back(name, 9)
 
@@ -110,8 +122,10 @@ def test_a_canary_gets_its_share_and_then_all(platform: Installation, admin: Adm
             admin.update_endpoint(name, changes)
     with pytest.raises(Conflict, match="no canary"):
         admin.promote(name)
-    admin.update_endpoint(name, {"model": "tokens-7", "canary": 30})
-    until(lambda: len(ids(admin, name)) == 2, "both serve")
+    waited = ("--canary", "30", "--wait", "--timeout", "60s")
+    done = ingle(platform.home, "endpoint", "update", name, "--model", "tokens-7", *waited, **platform.more)
+    assert done.returncode == 0, done.stderr
+    assert len(ids(admin, name)) == 2, "both serve"
     assert admin.endpoint(name).stable_generation == 1
     lengths = _many(platform, admin, name, key, 200)
     # 60 are expected, and a deviation of six and a half

@@ -155,6 +155,8 @@ def test_files_make_it_so(platform: Installation, admin: AdminClient, tmp_path: 
     failed = run(platform, "apply", file=file)
     assert failed.returncode == 1
     assert "spec-a failed: " in failed.stderr
+    again = run(platform, "apply", file=file)
+    assert (again.returncode, "spec-a failed before: " in again.stderr) == (1, True), again.stderr
     key = admin.create_key({"name": "spec", "tenant": "acme"})
     with platform.tenant(admin.endpoint("spec-a").url, key.secret) as tenant:
         assert tenant.post("/chat/completions", json=chat()).json()["usage"]["completion_tokens"] == 4

@@ -306,6 +306,8 @@ def test_stages_of_other_hosts_come_by_tcp_with_the_replicas_token(spoken: Path,
             assert [line["event"] for line in told].count("stage_joined") == 1
             with joining(port, tmp_path / "surplus", "right", *flags) as surplus:
                 assert surplus.wait(60) == 2
+            last = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+            assert (last["event"], last["reason"]) == ("stage_refused", "one too many")
             assert "the engine has the 1 that --stages-elsewhere asks for" in (tmp_path / "surplus").read_text()
             if not tls:
                 replica = Replica(process, ready, tmp_path / "log")
