@@ -213,6 +213,13 @@ def _endpoint(spec: EndpointSpec, there: schemas.Endpoint | None) -> Change:
         fields["warmth"] = ("auto" if there.warmth_by_wait else there.warmth, "auto" if auto else spec.warmth or "cold")
     if "tenant" in fields:
         raise InvalidInput(f"endpoint {spec.name} is {there.tenant}'s, not {spec.tenant}'s", param="tenant")
+    unproved = sorted(fields.keys() & {"model", "engine_args", "preset"})
+    if "region" in fields and unproved:
+        raise InvalidInput(
+            f"endpoint {spec.name} would end in {there.region} before {' and '.join(unproved)} was proved in "
+            f"{spec.region}: apply that change first, then the region",
+            param="region",
+        )
     verb: Literal["move", "update", "keep"] = "move" if "region" in fields else "update" if fields else "keep"
     return Change(verb, "endpoint", spec.name, fields, spec, there.generation)
 

@@ -161,7 +161,13 @@ def test_files_make_it_so(platform: Installation, admin: AdminClient, tmp_path: 
     with platform.tenant(admin.endpoint("spec-a").url, key.secret) as tenant:
         assert tenant.post("/chat/completions", json=chat()).json()["usage"]["completion_tokens"] == 4
 
-    # another region: it ends here and begins there, once that was said
+    # another region: it ends here and begins there, once that was said, and with nothing that wasn't proved
+    file.write_text(FILE.replace("region: local-eu\nmodel: tokens-4", "region: local-me\nmodel: tokens-4"))
+    for command in (("apply", "--yes"), ("diff",)):
+        refused = run(platform, *command, file=file)
+        assert (refused.returncode, "before model was proved in local-me" in refused.stderr) == (2, True)
+    file.write_text(FILE)
+    assert run(platform, "apply", file=file).returncode == 0
     file.write_text(FILE.replace("region: local-eu\nmodel: tokens-4", "region: local-me\nmodel: tokens-4"))
     refused = run(platform, "apply", file=file)
     assert refused.returncode != 0
