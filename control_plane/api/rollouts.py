@@ -77,6 +77,8 @@ class RolloutOperations:
             before = await endpoints.get_endpoint(session, call.path["name"])
             if before.canary is None or before.proven:
                 raise Conflict(f"{before.name} has no canary", code="no_canary", param="name")
+            if before.given_up:
+                raise Conflict(f"the canary failed: {before.reason}", code="canary_failed", param="name")
             after = await endpoints.update_endpoint(session, before.name, {"canary": None}, call.now, kind="promoted")
             await call.audit(session, "endpoint.promote", after.name, generation=after.generation)
             return Answer(await self._view(session, after), 202, after.generation)

@@ -136,6 +136,15 @@ def test_a_canary_gets_its_share_and_then_all(platform: Installation, admin: Adm
     assert set(_many(platform, admin, name, key, 10)) == {7}
 
 
+def test_a_canary_that_failed_is_not_promoted(platform: Installation, admin: AdminClient, name: str) -> None:
+    create(admin, name, "tokens-4", idle_timeout=600)
+    admin.update_endpoint(name, {"model": "bad", "canary": 20})
+    until(lambda: outcomes(admin, name)[0] == (2, "failed"), "it is given up on")
+    with pytest.raises(Conflict, match="the canary failed: "):
+        admin.promote(name)
+    assert outcomes(admin, name) == [(2, "failed"), (1, "serving")]
+
+
 def test_a_canary_that_dies_costs_nobody_an_answer(
     platform: Installation, admin: AdminClient, key: str, name: str
 ) -> None:
