@@ -367,6 +367,18 @@ class Offer:
     accelerator: str
     max_per_replica: int
     price_per_hour: float
+    fixed: bool = field(default=False, compare=False)
+    """Whether the region never has more: what it offers doesn't come and go as a cluster's nodes do."""
+
+
+def lack_of_accelerators(region: str, offered: Mapping[str, int], gpu: str | None, gpus: int) -> str | None:
+    """Why a replica with so many of `gpu` can't be there; None where it can. `offered`: the most a replica may have."""
+    wanted = max(1, gpus)
+    alike = [count for name, count in offered.items() if name == gpu or (gpu == "cuda" and name != "cpu")]
+    if gpu is None or wanted <= max(alike, default=0):
+        return None
+    has = ", ".join(f"{count} {name}" if name != "cpu" else name for name, count in sorted(offered.items()))
+    return f"region {region} offers {has}, not {f'{wanted} {gpu}' if wanted > 1 else gpu}"
 
 
 @dataclass(frozen=True, slots=True)

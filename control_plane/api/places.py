@@ -11,23 +11,23 @@ from urllib.parse import urlsplit
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from control_plane.config import Settings
-from control_plane.domain import Offer
+from control_plane.domain import Offer, lack_of_accelerators
 from control_plane.errors import IngleError, Unprocessable
 from control_plane.store import traffic
 
 _LOOK_SECONDS = 5.0
 _FRESH_SECONDS = 3.0
-_FIXED = frozenset({"local", "aws"})
-"""Providers whose offers don't come and go, as those of a cluster's nodes do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a region's provider said when asked last. `accelerators` has the most of each that a replica may have."""
+    """What a region's provider said when asked last. `accelerators` has the most of each that a replica may have, and
+    never has more where it is `fixed`."""
 
     reachable: bool
     trouble: str | None = None
     accelerators: Mapping[str, int] = field(default_factory=dict)
+    fixed: bool = False
 
 
 class Places:
@@ -76,6 +76,7 @@ class Places:
             True,
             None if offers else "it has nothing that a replica could run on",
             {offer.accelerator: offer.max_per_replica for offer in offers},
+            fixed=bool(offers) and all(offer.fixed for offer in offers),
         )
 
     def require(self, region: str) -> None:
@@ -89,22 +90,12 @@ class Places:
 
     async def require_offer(self, region: str, gpu: str | None, gpus: int) -> None:
         """Raises Unprocessable where the region's provider answers, and never has such accelerators."""
-        if gpu is None or self.provider(region) not in _FIXED:
+        sight = await self.look(region) if gpu is not None else None
+        if sight is None or not sight.fixed:
             return
-        sight = await self.look(region)
-        wanted = max(1, gpus)
-        most = max(
-            (count for name, count in sight.accelerators.items() if name == gpu or (gpu == "cuda" and name != "cpu")),
-            default=0,
-        )
-        if not sight.accelerators or most >= wanted:
-            return
-        offered = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sight.accelerators.items())
-        raise Unprocessable(
-            f"region {region} offers {offered}, not {f'{wanted} {gpu}' if wanted > 1 else gpu}",
-            code="accelerator_not_offered",
-            param="gpus" if most else "gpu",
-        )
+        lack = lack_of_accelerators(region, sight.accelerators, gpu, gpus)
+        if lack is not None:
+            raise Unprocessable(lack, code="accelerator_not_offered", param="gpu")
 
     async def urls(self, session: AsyncSession) -> dict[str, str]:
         """By region: its public URL if it has one, else the gateway heard from last, else the configured address."""

@@ -98,7 +98,7 @@ class AwsProvider:
         for machine in self._settings.machines:
             count, price = most.get(machine.accelerator, (0, float("inf")))
             most[machine.accelerator] = (max(count, machine.count), min(price, machine.price_per_hour))
-        return [Offer(self._region, kind, count, price) for kind, (count, price) in sorted(most.items())]
+        return [Offer(self._region, kind, count, price, fixed=True) for kind, (count, price) in sorted(most.items())]
 
     async def ensure(self, spec: ReplicaSpec) -> None:
         try:

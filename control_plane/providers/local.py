@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from control_plane.domain import ELSEWHERE, Address, Description, Offer, Phase, ReplicaSpec, Rung
+from control_plane.domain import ELSEWHERE, Address, Description, Offer, Phase, ReplicaSpec, Rung, lack_of_accelerators
 from control_plane.errors import ProviderError, ProviderRefused
 from control_plane.providers.base import stage_flags
 from control_plane.providers.draining import ask_to_drain
@@ -94,7 +94,9 @@ class LocalProvider:
 
     async def offers(self) -> Sequence[Offer]:
         there = {"cpu": 1} | ({"cuda": self._accelerators} if self._accelerators else {})
-        return [Offer(region, kind, count, 0.0) for region in self._regions for kind, count in there.items()]
+        return [
+            Offer(region, kind, count, 0.0, fixed=True) for region in self._regions for kind, count in there.items()
+        ]
 
     async def ensure(self, spec: ReplicaSpec) -> None:
         if spec.region not in self._regions:
@@ -102,13 +104,9 @@ class LocalProvider:
         offered = {
             offer.accelerator: offer.max_per_replica for offer in await self.offers() if offer.region == spec.region
         }
-        wanted = max(1, spec.gpus)
-        if spec.gpu is not None and wanted > offered.get(spec.gpu, 0):
-            has = ", ".join(f"{count} {kind}" if kind != "cpu" else kind for kind, count in sorted(offered.items()))
-            many = f"{wanted} {spec.gpu}" if wanted > 1 else spec.gpu
-            raise ProviderRefused(
-                f"region {spec.region} offers {has}, not {many}", code="accelerator_not_offered", permanent=True
-            )
+        lack = lack_of_accelerators(spec.region, offered, spec.gpu, spec.gpus)
+        if lack is not None:
+            raise ProviderRefused(lack, code="accelerator_not_offered", permanent=True)
         try:
             await asyncio.to_thread(self._start, spec)
         except OSError as error:

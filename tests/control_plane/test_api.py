@@ -52,7 +52,7 @@ def code_of(response: httpx.Response) -> tuple[int, str, str | None]:
         ({"gpu": ""}, "gpu"),
         ({"gpu": "H100"}, "gpu"),
         ({"gpu": "cuda"}, "gpu"),
-        ({"gpu": "cpu", "gpus": 2}, "gpus"),
+        ({"gpu": "cpu", "gpus": 2}, "gpu"),
         ({"engine_args": ["--x\n"]}, "engine_args.0"),
         ({"min_replicas": -1}, "min_replicas"),
         ({"min_replicas": 2, "max_replicas": 1}, None),

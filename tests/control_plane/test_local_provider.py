@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -75,6 +76,18 @@ async def test_a_start_that_was_not_written_down_is_adopted(provider: LocalProvi
     await later.ensure(spec("rep_l_a"))
     assert len(marked("INGLE_REPLICA", "rep_l_a")) == 1
     await becomes(later, "rep_l_a", Phase.RUNNING)
+
+
+async def test_one_whose_folder_was_removed_is_found_again(provider: LocalProvider, tmp_path: Path) -> None:
+    await provider.ensure(spec("rep_l_a"))
+    await becomes(provider, "rep_l_a", Phase.RUNNING)
+    shutil.rmtree(tmp_path / "replicas" / "rep_l_a")
+    later = make(tmp_path)
+    await later.ensure(spec("rep_l_a"))
+    assert len(marked("INGLE_REPLICA", "rep_l_a")) == 1
+    assert (await later.describe("rep_l_a")).phase is Phase.STARTING  # where it listens was lost
+    await gone(later, "rep_l_a")
+    assert marked("INGLE_REPLICA", "rep_l_a") == []
 
 
 async def test_a_reused_pid_is_not_taken_for_the_replica(provider: LocalProvider, tmp_path: Path) -> None:
