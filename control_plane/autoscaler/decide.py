@@ -82,8 +82,7 @@ def decide(
     if load.total == 0:
         quiet = _quiet(endpoint, load, memory, replicas, floor, now)
         if quiet is not None:
-            memory.panic_at = None
-            memory.forget_wanted()
+            memory.rest()
             return quiet
     if _up_to(load.total, aim.fallen) < memory.average(SLOW_SECONDS, now):
         signals = NO_SIGNALS

@@ -125,6 +125,12 @@ class Memory:
     def forget_wanted(self) -> None:
         self._wanted.clear()
 
+    def rest(self) -> None:
+        """Nobody has called for long: only the load itself is remembered."""
+        self.forget_wanted()
+        self.panic_at = self._gone = None
+        self._came_back.clear()
+
     @property
     def idle(self) -> bool:
         """Whether nothing is in it that a restart would lose."""

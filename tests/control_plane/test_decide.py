@@ -156,6 +156,11 @@ def test_what_goes_and_comes_again_keeps_its_replicas() -> None:
             memory = Memory.load(json.loads(json.dumps(memory.dump(NOW + second))), age=0.0, now=NOW + second)
     changes = [second for second, (before, after) in enumerate(pairwise(counts)) if before != after]
     assert changes == [18, 20, 35, 38, 40], "let go twice, and not again"
+    asleep = copy.deepcopy(memory)
+    asleep_at = NOW + 1800 + 61
+    assert decide(endpoint(sleep_at=asleep_at), NOTHING, asleep, NO_SIGNALS, [], asleep_at).term == "sleep"
+    asleep.note(0, asleep_at + 61)
+    assert asleep.idle, "nothing is written down of one at rest"
     calm = [decide(endpoint(), Load(2, 0, 0.0), memory, NO_SIGNALS, READY, NOW + 1800 + second) for second in range(62)]
     assert calm[-1].replicas == 1
 
