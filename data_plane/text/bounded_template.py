@@ -17,6 +17,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEADLINE_S = 1.0
+"""Of the processor, which is all that a template can take: a busy machine refuses none that ends."""
 MOST_RENDERED = 32 << 20
 _LARGEST_POWER = 64
 _WIDE = re.compile(r"%[^a-zA-Z]*([0-9]{4}|\*)")
@@ -51,7 +52,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def look_at_the_clock(self) -> None:
-        if time.monotonic() > _deadline.get(float("inf")):
+        if time.thread_time() > _deadline.get(float("inf")):
             raise TemplateTooSlow(f"it took over {DEADLINE_S:g} s")
 
     def join(self, parts: tuple[Any, ...]) -> str:
@@ -89,7 +90,7 @@ def _check_number(*numbers: Any) -> None:
 
 def render_bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
     """Raises TemplateTooSlow, TemplateTooLarge, and whatever the template raises."""
-    token = _deadline.set(time.monotonic() + DEADLINE_S)
+    token = _deadline.set(time.thread_time() + DEADLINE_S)
     try:
         pieces: list[str] = []
         size = 0

@@ -27,7 +27,7 @@ from control_plane.security.certificates import CertificateAuthority
 from control_plane.security.mesh import Mesh
 from control_plane.security.secret import load_secret
 from tests.contract.providers.clusters import Cluster, Node
-from tests.contract.providers.common import PATIENCE, becomes, gone
+from tests.contract.providers.common import becomes, gone
 from tests.contract.providers.conftest import GRACE, LOG_BYTES
 from tests.contract.providers.test_ray import parent_of
 from tests.control_plane.harness import installed, state_of, until
@@ -74,7 +74,7 @@ async def provider(cluster: Cluster, nodes: list[Node], mesh: Mesh, tmp_path: Pa
         log_bytes=LOG_BYTES,
         mesh=mesh,
     )
-    async with asyncio.timeout(PATIENCE):  # nodes have just come, and the driver's first connection takes its time
+    async with asyncio.timeout(60):  # nodes have just come, and the driver's first connection takes its time
         while True:
             with suppress(ProviderError):
                 await made.offers()
@@ -103,7 +103,7 @@ async def completion(mesh: Mesh, one: str, found: Description, tmp_path: Path) -
 
 
 async def nothing_left(one: str) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(20):
         while marked(MARK, one) or marked(MARK, f"{one}.1"):
             await asyncio.sleep(0.05)
 
@@ -138,7 +138,7 @@ async def test_a_host_that_is_lost_ends_it_and_nothing_is_left(
     (stage,) = marked(MARK, f"{one}.1")
     host = next(node for node in nodes if stage in node.pids())
     host.lose()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(60):
         while (await provider.describe(one)).phase not in (Phase.EXITED, Phase.FAILED):
             await asyncio.sleep(0.1)
     await gone(provider, one)
@@ -160,7 +160,7 @@ async def test_a_supervisor_that_dies_takes_all_its_hosts_with_it(provider: RayP
 
 async def test_a_stage_that_cannot_start_is_said(provider: RayProvider, model: Path, one: str) -> None:
     await provider.ensure(spread(one, model))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(40):
         while not (stages := marked(MARK, f"{one}.1")):
             await asyncio.sleep(0.02)
     os.kill(stages[0], signal.SIGKILL)  # before it came to the engine, or just after

@@ -19,9 +19,11 @@ import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from control_plane.security.certificates import CertificateAuthority
-from data_plane.config import EngineConfig
+from data_plane.__main__ import main
+from data_plane.config import EngineConfig, ServeConfig
+from data_plane.engine.client import EngineClient
 from data_plane.engine.loader import Loaded, load
-from data_plane.engine.messages import SamplingParams
+from data_plane.engine.messages import Failed, Output, SamplingParams, Warmed
 from data_plane.engine.stage_link import Hello, Joined, Open, StageLink
 from data_plane.engine.stages import Stages, split
 from data_plane.errors import InvalidArgument, ModelNotFound, StageLost
@@ -203,6 +205,30 @@ def test_a_replica_in_two_stages_serves_rests_and_ends_when_one_is_killed(spoken
         replica.process.wait(60)
 
 
+async def test_whoever_loses_a_part_of_the_model_is_told_so() -> None:
+    engine = EngineClient(ServeConfig(engine=EngineConfig(model="m")), None, None)  # type: ignore[arg-type]
+    engine._take([Warmed("hot", None, {})])
+    heard: list[Output] = []
+    engine._sinks["one"] = heard.append
+    engine._take([Failed("stage_lost", "a stage ended")])
+    engine._end(engine._ended)
+    assert [(output.finish, output.error) for output in heard] == [("error", "the engine lost a part of the model")]
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["serve"], "ingle engine serve"),
+        (["stage"], "ingle engine stage"),
+        (["serve", "m", "--x"], "ingle engine"),
+        (["model", "pull"], "ingle model pull"),
+    ],
+)
+def test_hints_name_what_was_typed(typed: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed) == 2
+    assert f"see `{named} --help`" in capsys.readouterr().err
+
+
 def test_stages_end_with_their_engine(spoken: Path, tmp_path: Path) -> None:
     with running(spoken, tmp_path / "log", "--stages", "3", "--precision", "float32") as replica:
         stages = children(replica.engine_pid)
@@ -232,11 +258,11 @@ def test_an_engine_that_waits_for_stages_ends_with_its_server(spoken: Path, tmp_
         process.communicate()
 
 
-def test_stages_are_taken_before_the_model_is_opened_and_one_that_went_keeps_nobody_out(model: Path) -> None:
+def test_stages_are_taken_before_the_model_is_opened_and_strangers_keep_nobody_out(model: Path) -> None:
     port = free_port()
     stages = Stages(config(model, precision="float32", stages=2, stages_elsewhere=1, stage_listen=f"127.0.0.1:{port}"))
     try:
-        for _ in range(3):  # these say hello, and go
+        for _ in range(3):  # these know no token, and go
             with socket.create_connection(("127.0.0.1", port)) as gone:
                 StageLink(gone).send(Hello("wrong"))
         with socket.create_connection(("127.0.0.1", port)) as connection:

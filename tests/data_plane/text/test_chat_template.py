@@ -96,10 +96,9 @@ def test_a_template_that_does_not_end_is_ended(source: str, demo_text: tuple[Tex
 )
 def test_a_template_makes_nothing_enormous(source: str, demo_text: tuple[TextTokenizer, ChatTemplate]) -> None:
     template = compile_template(source, demo_text[0])
-    # on a machine that is busy enough its time is over before its room is
-    with pytest.raises(RequestError, match=r"too long|took over 1 s") as caught:
+    with pytest.raises(RequestError, match="too long") as caught:
         template.tokens([{"role": "user", "content": "Hi"}])
-    assert caught.value.code in ("context_length_exceeded", "template_timeout")
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
 def test_what_templates_do_with_operators(demo_text: tuple[TextTokenizer, ChatTemplate]) -> None:
