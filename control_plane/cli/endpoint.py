@@ -48,7 +48,7 @@ Warmth = Annotated[
     typer.Option(
         "--warmth",
         help="Kept while nobody calls: cold, ember, asleep, hot, or auto, the cheapest that meets --max-wait. "
-        "[default: cold; auto with --max-wait]",
+        "[a new one's default: cold; auto with --max-wait]",
     ),
 ]
 Target = Annotated[

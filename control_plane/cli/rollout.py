@@ -15,7 +15,6 @@ from control_plane.cli.output import say, show_list
 from control_plane.cli.waiting import settled
 from control_plane.errors import InvalidInput
 
-_RECENT = 20
 COLUMNS = ("generation", "at", "outcome", "changed", "code", "reason")
 
 
@@ -42,13 +41,10 @@ def rollback(
 ) -> None:
     """Ask again for what an earlier generation was, all of it. What still runs of it serves at once."""
     with options.connect(profile) as client:
-        before = client.endpoint(name).generation
+        last = max((event.id for event in client.events(name, limit=1)), default=0)
         after = client.roll_back(name, to)
-        if after.generation == before:
-            say("nothing differs")
-        for event in client.events(name, limit=_RECENT) if after.generation != before else ():
-            if event.kind == "rolled_back" and event.message.startswith(f"generation {after.generation}: "):
-                say(event.message)
+        told = [event.message for event in client.events(name, after=last) if event.kind == "rolled_back"]
+        say(told[-1] if told else "nothing differs")
         finish(client, after, settled, wait, timeout, output)
 
 

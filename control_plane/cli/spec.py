@@ -54,15 +54,15 @@ def apply(
         for change in changes:
             _do(client, change, timeout)
         for change in changes if wait else ():
-            if change.kind == "endpoint" and change.verb == "keep":
-                kept = client.endpoint(change.name)
-                if kept.given_up:
-                    failed.append(f"{kept.name} failed before: {kept.reason.message} ({kept.reason.code})")
-            elif change.kind == "endpoint" and change.verb in ("create", "update", "move"):
+            if change.kind == "endpoint" and change.verb in ("create", "update", "move"):
                 try:
                     wait_for(client, change.name, settled, timeout)
                 except IngleError as error:
                     failed.append(str(error.message))
+        kept = {change.name for change in changes if change.kind == "endpoint" and change.verb == "keep"}
+        for endpoint in client.endpoints() if wait and kept else ():
+            if endpoint.name in kept and endpoint.given_up:
+                failed.append(f"{endpoint.name} failed before: {endpoint.reason.message} ({endpoint.reason.code})")
         if failed:
             raise IngleError("\n".join(failed))
 
